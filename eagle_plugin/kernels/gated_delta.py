@@ -38,12 +38,12 @@ class Net(NamedTuple):
 
 
 class Left(NamedTuple):
-    """What a forward leaves for `state_after` and `past_after`."""
+    """What the nodes of a forward leave for `state_after` and `past_after`."""
 
-    inputs: Tensor  # [B, w - 1 + W, C]: what was convolved, the past first
-    decays: Tensor  # [B, HV, W] float32: G
-    keys: Tensor  # [B, HK, W, K] float32, of length 1
-    updates: Tensor  # [B, HV, W, V] float32: u
+    inputs: Tensor  # [B, W, C]: what was convolved
+    decays: Tensor  # [B, W, HV] float32: G
+    keys: Tensor  # [B, W, HK, K] float32, of length 1
+    updates: Tensor  # [B, W, HV, V] float32: u
 
 
 def plan(ancestors: Tensor, taps: int) -> TreePlan:
@@ -68,7 +68,7 @@ def attend(
 
     past [B, C, w - 1] and state [B, HV, V, K]: from before the trees.
     """
-    mixed, inputs = convolve(mixed_qkv, past, net.weight, net.bias, tree)
+    mixed = convolve(mixed_qkv, past, net.weight, net.bias, tree)
     keys, values = net.key_heads * net.key_dim, net.value_heads * net.value_dim
     q, k, v = (
         part.unflatten(2, (heads, -1))
@@ -78,21 +78,21 @@ def attend(
     )
     log_decay, beta = gates(a, b, net.a_log, net.dt_bias)
     out, *left = delta_rule(q, k, v, log_decay, beta, state, tree)
-    return out, Left(inputs, *left)
+    return out, Left(mixed_qkv, *left)
 
 
-def convolve(x: Tensor, past: Tensor, weight: Tensor, bias: Tensor | None, tree: TreePlan) -> tuple[Tensor, Tensor]:
+def convolve(x: Tensor, past: Tensor, weight: Tensor, bias: Tensor | None, tree: TreePlan) -> Tensor:
     """Convolve nodes x [B, W, C] with the nodes above them and the past [B, C, w - 1]; weight [C, w], bias [C].
 
-    Returns silu of it [B, W, C], and the inputs of `Left`.
+    Returns silu of it [B, W, C].
     """
     b, width, channels = x.shape
-    inputs = torch.cat([past.transpose(1, 2).to(x.dtype), x], 1)
+    inputs = _after_past(past, x)
     out = torch.zeros(b, width, channels, device=x.device) if bias is None else bias.float().expand(b, width, -1)
     for tap in range(weight.shape[1]):
         rows = tree.windows[:, :, tap, None].expand(-1, -1, channels)
         out = out + inputs.gather(1, rows).float() * weight[:, tap].float()
-    return silu(out).to(x.dtype), inputs
+    return silu(out).to(x.dtype)
 
 
 def gates(a: Tensor, b: Tensor, a_log: Tensor, dt_bias: Tensor) -> tuple[Tensor, Tensor]:
@@ -122,23 +122,33 @@ def delta_rule(
     wanted = beta * (values - grown * (wide_k @ before))
     updates = torch.linalg.solve_triangular(mixed, wanted, upper=False, unitriangular=True)
     out = grown * (wide_q @ before) + (wide_q @ wide_k.transpose(2, 3) * fade) @ updates
-    return out.transpose(1, 2).to(v.dtype), decays, keys, updates
+    return out.transpose(1, 2).to(v.dtype), decays.transpose(1, 2), keys.transpose(1, 2), updates.transpose(1, 2)
 
 
 def state_after(state: Tensor, left: Left, tree: TreePlan, last: Tensor) -> Tensor:
     """The states [B, HV, V, K] after the nodes `last` [B] int64, in the dtype of `state`, that before the trees."""
-    groups = left.updates.shape[1] // left.keys.shape[1]
+    groups = left.updates.shape[2] // left.keys.shape[2]
+    decays, keys, updates = (x.transpose(1, 2) for x in left[1:])  # [B, heads, W, ...]
     seen = _row(tree.seen, last)[:, None]  # [B, 1, W]
-    total = left.decays.gather(2, last[:, None, None].expand(-1, left.decays.shape[1], 1))  # [B, HV, 1]
-    fade = torch.where(seen, total - left.decays, -torch.inf).exp()
-    added = (left.updates * fade[..., None]).transpose(2, 3) @ left.keys.repeat_interleave(groups, 1)
+    total = decays.gather(2, last[:, None, None].expand(-1, decays.shape[1], 1))  # [B, HV, 1]
+    fade = torch.where(seen, total - decays, -torch.inf).exp()
+    added = (updates * fade[..., None]).transpose(2, 3) @ keys.repeat_interleave(groups, 1)
     return (state.float() * total.exp()[..., None] + added).to(state.dtype)
 
 
-def past_after(left: Left, tree: TreePlan, last: Tensor) -> Tensor:
-    """What the convolution reads after the nodes `last` [B] int64: [B, C, w - 1]."""
-    rows = _row(tree.windows, last)[:, 1:, None].expand(-1, -1, left.inputs.shape[2])
-    return left.inputs.gather(1, rows).transpose(1, 2)
+def past_after(past: Tensor, left: Left, tree: TreePlan, last: Tensor) -> Tensor:
+    """What the convolution reads after the nodes `last` [B] int64, in the dtype of what it read before: [B, C, w - 1].
+
+    past [B, C, w - 1]: from before the trees.
+    """
+    inputs = _after_past(past, left.inputs)
+    rows = _row(tree.windows, last)[:, 1:, None].expand(-1, -1, inputs.shape[2])
+    return inputs.gather(1, rows).transpose(1, 2).to(past.dtype)
+
+
+def _after_past(past: Tensor, x: Tensor) -> Tensor:
+    """[B, w - 1 + W, C], in the dtype of x [B, W, C]."""
+    return torch.cat([past.transpose(1, 2).to(x.dtype), x], 1)
 
 
 def _row(values: Tensor, last: Tensor) -> Tensor:

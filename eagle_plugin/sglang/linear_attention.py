@@ -8,7 +8,8 @@ from sglang.srt.layers.radix_linear_attention import RadixLinearAttention
 from torch import Tensor
 
 from eagle_plugin.core.verify import Accepted
-from eagle_plugin.kernels.gated_delta import Left, Net, TreePlan, attend, past_after, plan, state_after
+from eagle_plugin.kernels.gated_delta import Left, Net, TreePlan, plan
+from eagle_plugin.kernels.gated_delta_trees import Caches, Places, Projections, attend_trees, commit_trees
 
 
 class LinearTrees(NamedTuple):
@@ -35,10 +36,8 @@ class LinearLayers:
         """Keep the states after the last accepted nodes."""
         last = accepted.last_nodes()
         for layer in self._layers:
-            cache = self._pool.mamba2_layer_cache(layer.layer_id)
-            states, pasts, left = cache.temporal, cache.conv[0], trees.left[layer.layer_id]
-            states[trees.slots] = state_after(states[trees.slots], left, trees.tree, last)
-            pasts[trees.slots] = past_after(left, trees.tree, last).to(pasts.dtype)
+            left = trees.left[layer.layer_id]
+            commit_trees(_net(layer), _caches(self._pool, layer), Places(trees.slots), left, trees.tree, last)
 
 
 def linear_layers(model: Any) -> list[RadixLinearAttention]:
@@ -50,10 +49,14 @@ def linear_attention(
     pool: Any, layer: RadixLinearAttention, trees: LinearTrees, mixed_qkv: Tensor, a: Tensor, b: Tensor
 ) -> Tensor:
     """One layer over the nodes of B trees: mixed_qkv [B * W, C], a and b [B * W, HV] -> [1, B * W, HV, V]."""
-    cache = pool.mamba2_layer_cache(layer.layer_id)
-    rows = trees.tree.seen.shape[:2]
-    mixed_qkv, a, b = (x.view(*rows, -1) for x in (mixed_qkv, a, b))
-    net = Net(
+    out = mixed_qkv.new_empty(len(mixed_qkv), layer.num_v_heads, layer.head_v_dim)
+    nodes, places = Projections(mixed_qkv, a.view(len(out), -1), b.view(len(out), -1)), Places(trees.slots)
+    trees.left[layer.layer_id] = attend_trees(_net(layer), nodes, _caches(pool, layer), places, trees.tree, out)
+    return out[None]
+
+
+def _net(layer: RadixLinearAttention) -> Net:
+    return Net(
         key_heads=layer.num_k_heads,
         value_heads=layer.num_v_heads,
         key_dim=layer.head_k_dim,
@@ -63,6 +66,8 @@ def linear_attention(
         a_log=layer.A_log,
         dt_bias=layer.dt_bias,
     )
-    past, state = cache.conv[0][trees.slots], cache.temporal[trees.slots]
-    out, trees.left[layer.layer_id] = attend(net, mixed_qkv, a, b, past, state, trees.tree)
-    return out.flatten(0, 1)[None]
+
+
+def _caches(pool: Any, layer: RadixLinearAttention) -> Caches:
+    cache = pool.mamba2_layer_cache(layer.layer_id)
+    return Caches(cache.conv[0], cache.temporal)

@@ -20,6 +20,8 @@ from eagle_plugin.vllm.attention import ExtendRows, Rows
 from eagle_plugin.vllm.decode_step import DecodeStep, side_by_side
 from eagle_plugin.vllm.dummy_batches import forward, layer_metadata, places_of, target_states
 from eagle_plugin.vllm.graph_modes import is_compiled
+from eagle_plugin.vllm.linear_attention import gated_delta_trees
+from eagle_plugin.vllm.linear_step import LinearStep
 from eagle_plugin.vllm.ranks import in_any_rank
 from eagle_plugin.vllm.step_functions import TargetForward
 
@@ -48,8 +50,11 @@ def captured_steps(runner: Any, logger: logging.Logger) -> DecodeStep | None:
         memory_flag="--gpu-memory-utilization",
         batch_flag="--max-num-seqs",
     )
-    # The operator finds its layer and metadata in vLLM's context of one forward.
-    attention = {torch.ops.vllm.unified_attention_with_output.default: unified_attention_with_output}
+    # The operators find their layer and metadata in vLLM's context of one forward.
+    attention = {
+        torch.ops.vllm.unified_attention_with_output.default: unified_attention_with_output,
+        torch.ops.eagle_plugin.gated_delta_trees.default: gated_delta_trees,
+    }
     if kind != "cuda":
         graph_emulator.install()
     step = new_step(runner)
@@ -69,8 +74,6 @@ def _shapes(runner: Any) -> list[Shape]:
 
 def _unserved(runner: Any, kind: str) -> str:
     """Why nothing can be captured; "" where it can."""
-    if runner.linear.names:
-        return "the target has layers that keep a state"
     if kind != "cuda" and is_compiled(runner.vllm_config):
         return "the emulator sees nothing of compiled models, use --enforce-eager"
     return ""
@@ -84,15 +87,19 @@ def cuda_sizes(most: int) -> list[int]:
 def new_step(runner: Any) -> DecodeStep:
     """The functions of a `TreeModelRunner`'s steps, of which nothing is captured yet."""
     drafter, groups, caps = runner.drafter, runner._verifier.groups, runner._caps
+    of_caches = {
+        layer: i for i, group in enumerate(runner.kv_cache_config.kv_cache_groups) for layer in group.layer_names
+    }
     tables = {
-        layer: next(i for i, group in enumerate(runner.kv_cache_config.kv_cache_groups) if layer in group.layer_names)
+        layer: of_caches[layer]
         for layer in (next(iter(drafter._draft_attn_layer_names)), *(group.layer for group in groups))
     }
+    linear = LinearStep(runner.linear, of_caches)
     # A step's slots reach over the rows of a tree and what is drafted after it.
     columns = runner.max_model_len + 2 * caps.reach + 2
     ranks = runner._verifier.ranks
     target, synthetic = _target_forward(runner), runner._verifier.synthetic
-    return DecodeStep(drafter, groups, caps, _one_row(runner), columns, tables, ranks, target, synthetic)
+    return DecodeStep(drafter, groups, caps, _one_row(runner), linear, columns, tables, ranks, target, synthetic)
 
 
 def _target_forward(runner: Any) -> TargetForward | None:

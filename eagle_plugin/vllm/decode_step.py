@@ -21,7 +21,6 @@ from eagle_plugin.policy.path_sums import PathSums
 from eagle_plugin.runtime.captured_rounds import Around, FunctionKey
 from eagle_plugin.runtime.graphs import Capturer
 from eagle_plugin.runtime.round import Drafts, HeadState
-from eagle_plugin.vllm.attention import TreeMetadata
 from eagle_plugin.vllm.batch import RoundBatch
 from eagle_plugin.vllm.head_forwards import DraftBatch
 from eagle_plugin.vllm.step_functions import StepFunctions
@@ -37,18 +36,21 @@ class DecodeStep(StepFunctions):
     shapes: tuple[Shape, ...] = ()  # of the rounds that what was captured serves; a plain one has no function
     _step_size: int | None = None  # of the step's padded batch; None: no graphs for so many requests
     _verified: Shape | None = None  # of the trees that all requests of the step verify, if it was captured
+    _batch: RoundBatch  # of the step
+    _layers: Mapping[str, Any]  # the metadata of the target's forward, by layer
 
     # A step.
 
-    def begin(self, batch: RoundBatch, layers: Mapping[str, TreeMetadata]) -> None:
+    def begin(self, batch: RoundBatch, layers: Mapping[str, Any]) -> None:
         """Copy what the functions read of a step; layers: the metadata of the target's forward, by layer."""
         self._step_size = padded_b = self._buckets.of(batch.b)
-        self._verified = None
+        self._verified, self._batch, self._layers = None, batch, layers
         if padded_b is None:
             return
         self._memory.put_padded("prefix_lens", batch.prefix_lens, padded_b, 1)
         for layer in {group: layer for layer, group in self._tables.items()}.values():
             self._memory.put_table(layer, layers[layer].slot_table, batch.b, padded_b)
+        self._linear.begin(self._memory, layers, padded_b)
         if batch.uniform and batch.drafts.shape in self.shapes:
             self._verified = batch.drafts.shape
             if not self.holds(batch.drafts):
@@ -60,7 +62,9 @@ class DecodeStep(StepFunctions):
 
     def verify(self) -> Any:
         """Run the target over the trees of this step; what it returns, of the rows of the padded batch."""
-        return self._replay("verify", self._shape.width, None)
+        found = self._replay("verify", self._shape.width, None)
+        self._linear.lend(self._layers, self._batch.b, self._shape.width)
+        return found
 
     def can_walk(self, is_greedy: bool) -> bool:
         """Whether the trees of this step can be walked by what was captured."""
@@ -76,6 +80,7 @@ class DecodeStep(StepFunctions):
         if not self._memory.holds("logits", logits):
             self._memory.put("logits", logits)
         self._memory.put_draws(sampling, rng_keys)
+        self._linear.take(self._layers)
         accepted, tokens = self._replay("walk", self._shape, rng_keys is None)
         return Accepted(*(values[: batch.b] for values in accepted)), tokens[: batch.b].clone()
 
@@ -140,7 +145,9 @@ class DecodeStep(StepFunctions):
         like = self._one_request()
 
         def allocate(most: int) -> StepMemory:
-            return StepMemory(self._caps, most, like, self._columns, self._tables)
+            memory = StepMemory(self._caps, most, like, self._columns, self._tables)
+            self._linear.allocate(memory, most, self._caps.width)
+            return memory
 
         self._capture_sizes(sizes, around, allocate, partial(self._capture_size, capturer, with_sums))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -18,6 +19,10 @@ class Places(NamedTuple):
     table: Tensor  # [b, S] int32: row of the cache of each position
     blocks: Tensor  # [b, blocks] int64
     layers: Sequence[str]
+
+    def as_metadata(self) -> SimpleNamespace:
+        """What a captured step reads of a layer's metadata, whatever the layer keeps."""
+        return SimpleNamespace(slot_table=self.table, slots=self.blocks[:, 0], left={})
 
 
 def layer_metadata(runner: Any, groups: Sequence[Places], rows: Rows, owners: Tensor, slots: Tensor) -> dict[str, Any]:

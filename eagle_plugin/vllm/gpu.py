@@ -34,7 +34,6 @@ def unsupported_on_gpu(vllm_config: Any) -> list[str]:
         ),
         (model.enable_sleep_mode, "--enable-sleep-mode: it is served on CPUs only"),
         (bool(vllm_config.lora_config), "--enable-lora: LoRA is served on CPUs only"),
-        (model.is_hybrid, f"target {model.architectures[0]}: gated delta nets are served on CPUs only"),
         (model.rswa_window is not None, f"target {model.architectures[0]}: reference windows are not served yet"),
         (bool(odd), f"head_dim {', '.join(map(str, odd))}: only multiples of 16 are served on a GPU"),
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from functools import partial
 from itertools import product
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -62,7 +61,7 @@ class GraphTest:
         if blocks is None:
             return []  # no request has room for a whole tree, or no batch of this size
         places = places_of(self._runner, blocks, longest + 2 * caps.reach)
-        layers: Any = {name: SimpleNamespace(slot_table=place.table) for place in places for name in place.layers}
+        layers: Any = {name: place.as_metadata() for place in places for name in place.layers}
         lengths = self._whole(SHORTEST, longest, b)
         memory, head_table = step._memory, layers[step._head_layer].slot_table
 
@@ -81,7 +80,7 @@ class GraphTest:
         compare.trees(drafts.tree, again.tree, exact)
 
         # verify
-        batch = self._batch(b, lengths, drafts)
+        batch, states = self._batch(b, lengths, drafts), self._states(layers)
         step.begin(batch, layers)
         if step.can_verify():
             self._verify(compare, batch, padded_b)
@@ -92,11 +91,14 @@ class GraphTest:
         accepted, _ = step.walk(batch, logits, params, keys)
         accepted = Accepted(*(values.clone() for values in accepted))
         moved = [rows[slots].clone() for rows, slots, _ in windows]
-        for rows, slots, before in windows:
+        kept_states = [rows[slots].clone() for rows, slots, _ in states]
+        for rows, slots, before in [*windows, *states]:
             rows[slots] = before
         repeated, _ = step._function(("walk", padded_b, shape, is_greedy))()
         compare.accepted(accepted, Accepted(*(values[:b] for values in repeated)))
         compare.moved("walk", moved, [rows[slots] for rows, slots, _ in windows])
+        for x, (rows, slots, _) in zip(kept_states, states, strict=True):
+            compare.rows("walk", "states of linear layers", x.flatten(1), rows[slots].flatten(1))
         self.longest = max(self.longest, int(accepted.lengths.max()))
 
         # extend
@@ -142,6 +144,23 @@ class GraphTest:
             before = self._contents(rows[slots])
             rows[slots] = before
             found.append((rows, slots, before))
+        return found
+
+    def _states(self, layers: Any) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """Of one linear layer a part of what the convolution reads next and one head's state, as of `_windows`.
+
+        What other layers left in the same blocks is no state: all others are zero.
+        """
+        found: list[tuple[Tensor, Tensor, Tensor]] = []
+        for name, caches in self._runner.linear.caches().items():
+            slots = layers[name].slots
+            for cache in caches:
+                cache.index_fill_(0, slots, 0.0)
+            if not found:
+                parts = caches.pasts[:, :16], caches.states[:, :1]
+                found = [(part, slots, self._floats(part[slots])) for part in parts]
+        for part, slots, before in found:
+            part[slots] = before
         return found
 
     def _with_likely_drafts(self, tree: DraftTree, logits: Tensor) -> Tensor:

@@ -7,11 +7,11 @@ tree: after the walk the accepted path is added to it.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from types import MethodType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -31,10 +31,19 @@ from vllm.v1.attention.backends.gdn_attn import GDNAttentionBackend
 from eagle_plugin.core.shape import MAX_WIDTH
 from eagle_plugin.core.tree import chain_ancestors
 from eagle_plugin.core.verify import Accepted
-from eagle_plugin.kernels.gated_delta import Left, Net, TreePlan, attend, past_after, plan, state_after
+from eagle_plugin.kernels.gated_delta import Left, Net, TreePlan, plan
+from eagle_plugin.kernels.gated_delta_trees import Caches, Places, Projections, attend_trees, commit_trees, room_for
 from eagle_plugin.runtime.host_to_device import to_device
-from eagle_plugin.runtime.round import TreeRows
-from eagle_plugin.vllm.attention import ExtendRows, Rows, causal_rows
+from eagle_plugin.vllm.attention import Rows, causal_rows
+
+
+class Trees(NamedTuple):
+    """The trees of a forward, or consecutive positions of equally many rows each as trees of one path."""
+
+    places: Places
+    plan: TreePlan
+    query: Tensor | None  # [t * W] int64: query row of each node; None: the first query rows, in order
+    last: Tensor | None = None  # [t] int64: the last row of each path; of trees the walk says it
 
 
 @dataclass
@@ -44,13 +53,47 @@ class LinearMetadata:
     rows: Rows
     slots: Tensor  # [b] int64: where the state of each request is
     left: dict[str, Left] = field(default_factory=dict)  # by the name of the layer
-    _plan: TreePlan | None = None
+    rooms: Mapping[str, Left] = field(default_factory=dict)  # the same: where it is to lie, if not anywhere
+    _trees: Trees | None = None
+    _paths: list[Trees] | None = None
 
-    def tree_plan(self, tree: TreeRows, taps: int) -> TreePlan:
-        """The plan of the trees, which all layers have in common."""
-        if self._plan is None:
-            self._plan = plan(tree.ancestors, taps)
-        return self._plan
+    def trees(self, taps: int) -> Trees:
+        """The trees of `rows`, planned once for all layers."""
+        if self._trees is None:
+            tree = self.rows.tree
+            assert tree is not None
+            places = self._places(tree.requests, tree.prefix_lens)
+            self._trees = Trees(places, plan(tree.ancestors, taps), self.rows.query)
+        return self._trees
+
+    def paths(self, taps: int) -> list[Trees]:
+        """The other rows, planned once: requests with equally many together, in parts as long as a tree can be wide."""
+        if self._paths is None:
+            self._paths = self._plan_paths(taps)
+        return self._paths
+
+    def _plan_paths(self, taps: int) -> list[Trees]:
+        extend, found, alike = self.rows.extend, [], defaultdict[int, list[int]](list)
+        assert extend is not None
+        for i, length in enumerate(self.rows.extend_lens):
+            alike[length].append(i)
+        device = self.slots.device
+        for length, members in alike.items():
+            (which,) = to_device([np.array(members)], device)
+            rows = extend.starts[which][:, None] + torch.arange(length, device=device)
+            before = extend.seq_lens[which] - length
+            for begin in range(0, length, MAX_WIDTH):
+                part = rows[:, begin : begin + MAX_WIDTH]
+                places = self._places(extend.requests[which], before + begin)
+                last = torch.full_like(which, part.shape[1] - 1)
+                chain = _chain(len(members), part.shape[1], taps, device)
+                found.append(Trees(places, chain, part.reshape(-1), last))
+        return found
+
+    def _places(self, requests: Tensor, lengths: Tensor) -> Places:
+        """Slot 0 is in the block that vLLM gives to nobody: what other layers write there is no state."""
+        slots = self.slots[requests]
+        return Places(slots, torch.where(slots > 0, lengths, 0))
 
 
 class LinearMetadataBuilder(AttentionMetadataBuilder[LinearMetadata]):
@@ -93,12 +136,17 @@ class LinearLayers:
             metadata: LinearMetadata = forward[layer.prefix]
             tree = metadata.rows.tree
             assert tree is not None and nodes is not None
-            last = nodes[tree.requests]
-            left, planned = metadata.left.pop(layer.prefix), metadata.tree_plan(tree, layer.conv_kernel_size)
-            slots = metadata.slots[tree.requests]
-            pasts, states = _caches(layer)
-            states[slots] = state_after(_before(states, slots, tree.prefix_lens), left, planned, last)
-            pasts[slots] = past_after(left, planned, last).to(pasts.dtype)
+            places, planned, *_ = metadata.trees(layer.conv_kernel_size)
+            left = metadata.left.pop(layer.prefix)
+            commit_trees(layer.tree_net, _caches(layer), places, left, planned, nodes[tree.requests])
+
+    def caches(self) -> dict[str, Caches]:
+        """What the engine keeps of each layer, by its name."""
+        return {layer.prefix: _caches(layer) for layer in self._layers}
+
+    def rooms(self, rows: int) -> dict[str, Left]:
+        """Memory for what so many nodes leave in each layer, by its name."""
+        return {layer.prefix: room_for(rows, layer.tree_net, layer.model_config.dtype) for layer in self._layers}
 
 
 def _serve(layer: QwenGatedDeltaNetAttention) -> None:
@@ -131,7 +179,7 @@ def _forward(layer: Any, hidden: Tensor) -> Tensor:
         values = layer.value_dim // layer.tp_size
         mixed_qkv, z = projected.split([projected.shape[1] - values, values], dim=-1)
         z = z.reshape(len(z), -1, layer.head_v_dim)
-        b, a = gate.chunk(2, dim=-1)
+        b, a = layer.split_ba(gate)
     out = torch.zeros_like(z)
     torch.ops.eagle_plugin.gated_delta_trees(mixed_qkv, a, b, out, _encode_layer_name(layer.prefix))
     return layer._output_projection(out, z)  # type: ignore[no-any-return]
@@ -147,54 +195,33 @@ def gated_delta_trees(mixed_qkv: Tensor, a: Tensor, b: Tensor, out: Tensor, laye
         return
     layer = context.no_compile_layers[_resolve_layer_name(layer_name)]
     metadata: LinearMetadata = context.attn_metadata[layer.prefix]
-    pasts, states = _caches(layer)
-    extend, tree, query, lens = metadata.rows
-    if extend is not None:
-        _extend(layer.tree_net, extend, lens, metadata.slots, mixed_qkv, a, b, pasts, states, out)
-    if tree is not None:
-        t, width = tree.ancestors.shape
-        nodes = torch.arange(t * width, device=out.device) if query is None else query
-        nodes = nodes.view(t, width)
-        slots = metadata.slots[tree.requests]
-        past, state = (_before(cache, slots, tree.prefix_lens) for cache in (pasts, states))
-        planned = metadata.tree_plan(tree, layer.conv_kernel_size)
-        found, metadata.left[layer.prefix] = attend(
-            layer.tree_net, mixed_qkv[nodes], a[nodes], b[nodes], past, state, planned
-        )
-        if query is not None:  # padding has the row of its tree's last node, and gets what that node gets
-            requests = torch.arange(t, device=out.device)[:, None]
-            found = found[requests, nodes - nodes[:, :1]]
-        out[nodes] = found
+    nodes, taps = Projections(mixed_qkv, a, b), layer.conv_kernel_size
+    if metadata.rows.extend is not None:
+        for path in metadata.paths(taps):
+            left = _attend(layer, nodes, path, out)
+            assert path.last is not None
+            commit_trees(layer.tree_net, _caches(layer), path.places, left, path.plan, path.last)
+    if metadata.rows.tree is not None:
+        room = metadata.rooms.get(layer.prefix)
+        metadata.left[layer.prefix] = _attend(layer, nodes, metadata.trees(taps), out, room)
 
 
-def _extend(
-    net: Net,
-    extend: ExtendRows,
-    lens: Sequence[int],
-    slots: Tensor,
-    mixed_qkv: Tensor,
-    a: Tensor,
-    b: Tensor,
-    pasts: Tensor,
-    states: Tensor,
-    out: Tensor,
-) -> None:
-    """Consecutive positions: requests with equally many rows together, in chunks as long as a tree can be wide."""
-    alike: dict[int, list[int]] = defaultdict(list)
-    for i, length in enumerate(lens):
-        alike[length].append(i)
-    for length, members in alike.items():
-        (which,) = to_device([np.array(members)], out.device)
-        own = slots[extend.requests[which]]
-        before = extend.seq_lens[which] - length
-        past, state = (_before(cache, own, before) for cache in (pasts, states))
-        places = extend.starts[which][:, None] + torch.arange(length, device=out.device)
-        for part in places.split(MAX_WIDTH, 1):
-            chain = _chain(len(members), part.shape[1], net.weight.shape[1], out.device)
-            out[part], left = attend(net, mixed_qkv[part], a[part], b[part], past, state, chain)
-            last = torch.full_like(which, part.shape[1] - 1)
-            state, past = state_after(state, left, chain, last), past_after(left, chain, last).to(past.dtype)
-        pasts[own], states[own] = past, state
+def _attend(layer: Any, nodes: Projections, trees: Trees, out: Tensor, room: Left | None = None) -> Left:
+    """A layer over these trees; nodes and out [N, ...] are of all query rows."""
+    places, planned, query, last = trees
+    t, width, _ = planned.seen.shape
+    net, caches = layer.tree_net, _caches(layer)
+    if query is None:
+        nodes = Projections(*(x[: t * width] for x in nodes))
+        return attend_trees(net, nodes, caches, places, planned, out[: t * width], room)
+    found = out.new_empty(t * width, *out.shape[1:])
+    left = attend_trees(net, Projections(*(x[query] for x in nodes)), caches, places, planned, found, room)
+    if last is None:  # padding has the row of its tree's last node, and gets what that node gets
+        rows = query.view(t, width)
+        first = torch.arange(0, t * width, width, device=out.device)[:, None]
+        found = found[(first + rows - rows[:, :1]).view(-1)]
+    out[query] = found
+    return left
 
 
 @lru_cache(maxsize=64)
@@ -202,16 +229,9 @@ def _chain(t: int, length: int, taps: int, device: torch.device) -> TreePlan:
     return plan(chain_ancestors(length, device).repeat(t, 1), taps)
 
 
-def _caches(layer: Any) -> tuple[Tensor, Tensor]:
-    """What the convolution reads next [slots, C, w - 1], and the states [slots, HV, V, K]."""
+def _caches(layer: Any) -> Caches:
     pasts, states = layer.kv_cache
-    return pasts if is_conv_state_dim_first() else pasts.transpose(1, 2), states
-
-
-def _before(cache: Tensor, slots: Tensor, lengths: Tensor) -> Tensor:
-    """The entries of requests that have `lengths` tokens; a new request has none, whatever its slot was used for."""
-    entries = cache[slots]
-    return torch.where((lengths > 0).view(-1, *[1] * (entries.dim() - 1)), entries, torch.zeros_like(entries))
+    return Caches(pasts if is_conv_state_dim_first() else pasts.transpose(1, 2), states)
 
 
 _library = torch.library.Library("eagle_plugin", "FRAGMENT")

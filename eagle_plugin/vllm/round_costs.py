@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -233,8 +232,8 @@ class RoundTimer:
         return seconds + self._extend(b, READ, shape, prefix) if lists_all else seconds
 
     def layers(self, b: int, prefix: int) -> dict[str, Any]:
-        """The slots of these requests in each layer's cache."""
-        return {name: SimpleNamespace(slot_table=p.table) for p in self._places(b, prefix) for name in p.layers}
+        """What a captured step reads of these requests' places in each layer's cache."""
+        return {name: p.as_metadata() for p in self._places(b, prefix) for name in p.layers}
 
     def requests(self, b: int, prefix: int) -> tuple[Tensor, Tensor]:
         """Rows 0 .. b - 1, and the lengths of the prefixes."""

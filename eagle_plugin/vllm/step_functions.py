@@ -23,16 +23,17 @@ from eagle_plugin.vllm.accepted_tokens import CacheGroup, output_tokens
 from eagle_plugin.vllm.attention import Rows, TreeMetadata
 from eagle_plugin.vllm.drafter import TreeProposer
 from eagle_plugin.vllm.head_forwards import DraftBatch, PathBatch
+from eagle_plugin.vllm.linear_step import LinearStep
 from eagle_plugin.vllm.step_memory import Root, StepMemory
 
 
 class TargetForward(NamedTuple):
     """The forward of the target, which the engine has prepared in memory of its own."""
 
-    run: Callable[[dict[str, TreeMetadata], Tensor, Tensor], Any]  # of metadata by layer, tokens [N], positions [N]
+    run: Callable[[dict[str, Any], Tensor, Tensor], Any]  # of metadata by layer, tokens [N], positions [N]
     tokens: Tensor  # [most] int32, at a fixed address; past the rows of a step there may be anything
     positions: Tensor  # [most] or [axes, most] int64, the same
-    layers: Mapping[str, Sequence[str]]  # of the target, by the layer that stands for their group of caches
+    layers: Mapping[str, Sequence[str]]  # with attention, by the layer that stands for their group of caches
 
 
 class StepFunctions(CapturedRounds[StepMemory]):
@@ -47,6 +48,7 @@ class StepFunctions(CapturedRounds[StepMemory]):
         groups: Sequence[CacheGroup],
         caps: Shape,
         target: tuple[Tensor, Tensor],
+        linear: LinearStep,
         columns: int,
         tables: Mapping[str, int],
         ranks: RankAgreement,
@@ -57,7 +59,7 @@ class StepFunctions(CapturedRounds[StepMemory]):
         slots. tables: the KV cache group of a layer of each of `groups`, and of the head's. forward: None where the
         engine runs the target. synthetic: as of `round.accept`."""
         super().__init__()
-        self._drafter, self._groups, self._caps = drafter, groups, caps
+        self._drafter, self._groups, self._caps, self._linear = drafter, groups, caps, linear
         self._target, self._columns, self._tables = target, columns, tables
         self._ranks, self._forward, self._synthetic = ranks, forward, synthetic
         self._head_layer = next(name for name in tables if name in drafter._draft_attn_layer_names)
@@ -73,11 +75,11 @@ class StepFunctions(CapturedRounds[StepMemory]):
         """The target over trees of this width; what it returns of B * W rows."""
         memory, forward = self._memory, self._forward
         assert forward is not None
-        lengths, tree = memory.view("prefix_lens", padded_b), memory.tree(padded_b, width)
+        rows = self._tree_rows(padded_b, width)
+        assert rows.tree is not None
+        lengths = rows.tree.prefix_lens
         places = lengths[:, None] + torch.arange(width, device=lengths.device)
-        requests = torch.arange(padded_b, device=lengths.device)
-        rows = Rows(None, TreeRows(requests, lengths, tree.ancestors, width))
-        layers: dict[str, TreeMetadata] = {}
+        layers: dict[str, Any] = {**self._linear.layers(memory, rows, padded_b)}
         for first, names in forward.layers.items():
             table = memory.table(first, padded_b)
             layers |= dict.fromkeys(names, TreeMetadata(rows, table, table.gather(1, places).view(-1).long()))
@@ -94,6 +96,7 @@ class StepFunctions(CapturedRounds[StepMemory]):
         requests = torch.arange(padded_b, device=lengths.device)
         for group in self._groups:
             group.move_accepted(requests, lengths, width, accepted, memory.table(group.layer, padded_b))
+        self._linear.commit(memory, self._tree_rows(padded_b, width), padded_b, accepted)
         return memory.put_fields("accepted", accepted), output_tokens(accepted)
 
     def _extend(self, padded_b: int, shape: Shape, is_greedy: bool) -> None:
@@ -115,6 +118,12 @@ class StepFunctions(CapturedRounds[StepMemory]):
         batch = DraftBatch(shape, lengths, memory.table(self._head_layer, padded_b), sampling, rng_keys, None)
         drafts = self._drafter.draft_tree(batch, roots, state)
         return drafts._replace(tree=memory.put_fields("tree", drafts.tree))
+
+    def _tree_rows(self, padded_b: int, width: int) -> Rows:
+        """The nodes of trees of this width as all the query rows of a forward."""
+        lengths = self._memory.view("prefix_lens", padded_b)
+        requests = torch.arange(padded_b, device=lengths.device)
+        return Rows(None, TreeRows(requests, lengths, self._memory.tree(padded_b, width).ancestors, width))
 
     def _one_request(self) -> OneRequest:
         """What a step of one request with trees of the caps leaves; of padding, which has no request."""

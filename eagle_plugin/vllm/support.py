@@ -56,6 +56,7 @@ GATED_DELTA_NETS = (
     "Qwen3_5MoeForCausalLM",
     "Qwen3_5MoeForConditionalGeneration",
 )
+LINEAR_OPERATOR = "eagle_plugin::gated_delta_trees"  # of `linear_attention.py`
 _logged: set[str] = set()
 
 
@@ -109,6 +110,7 @@ def choose_worker(vllm_config: Any) -> None:
     speculative.parallel_drafting = False  # it is how vLLM drafts; our worker knows the head by its mask token
     if vllm_config.model_config.is_hybrid:
         _keep_one_state(vllm_config)
+        _split_at_our_operator(vllm_config.compilation_config)
     parallel.worker_cls = WORKERS[vllm_config.device_config.device_type]
     scheduler.async_scheduling = options.async_scheduling
     set_compile_key(vllm_config, shape)
@@ -135,6 +137,16 @@ def _keep_one_state(vllm_config: Any) -> None:
         )
         cache.enable_prefix_caching, cache.mamba_cache_mode = False, "none"
         cache.mamba_block_size = vllm_config.model_config.max_model_len
+
+
+def _split_at_our_operator(compilation: Any) -> None:
+    """Let vLLM's own graphs end before our operator of linear layers, as they do before the one of its own.
+
+    What it computes depends on the metadata of one forward. vLLM lists the operators after the plugin was asked.
+    """
+    compilation._attention_ops = [*compilation._attention_ops, LINEAR_OPERATOR]
+    if compilation.splitting_ops:
+        compilation.splitting_ops = [*compilation.splitting_ops, LINEAR_OPERATOR]
 
 
 def _check_head(target: str, head: str, method: str, steps: int | None = None) -> list[str]:

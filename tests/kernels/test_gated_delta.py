@@ -58,7 +58,7 @@ def test_every_path_is_that_of_the_rule_alone(width: int) -> None:
     g, beta = gates(draw(B, width, HV), draw(B, width, HV), draw(HV), draw(HV))
     state = draw(B, HV, V, K)
     found, decays, keys, updates = delta_rule(q, k, v, g, beta, state, tree)
-    left = Left(torch.zeros(B, TAPS - 1 + width, 1), decays, keys, updates)
+    left = Left(torch.zeros(B, width, 1), decays, keys, updates)
     for node in {0, width // 2, width - 1}:
         after = state_after(state, left, tree, torch.full((B,), node))
         for i in range(B):
@@ -79,10 +79,10 @@ def test_every_path_is_convolved_alone(bias: bool) -> None:
     tree = plan(ancestors_of(parents), TAPS)
     x, past = torch.randn(B, width, CHANNELS, generator=generator), torch.randn(B, CHANNELS, TAPS - 1)
     weight, added = torch.randn(CHANNELS, TAPS, generator=generator), torch.randn(CHANNELS) if bias else None
-    out, inputs = convolve(x, past, weight, added, tree)
+    out = convolve(x, past, weight, added, tree)
     none = torch.zeros(B, 1, 1, 1)
     for node in range(width):
-        kept = past_after(Left(inputs, none, none, none), tree, torch.full((B,), node))
+        kept = past_after(past, Left(x, none, none, none), tree, torch.full((B,), node))
         for i in range(B):
             line = torch.cat([past[i], x[i, path_of(parents[i], node)].T], 1)
             wanted = silu(conv1d(line[None], weight[:, None], added, groups=CHANNELS))[0, :, -1]

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import tempfile
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
 triton = pytest.importorskip("triton")
 
-from triton.backends.compiler import GPUTarget  # noqa: E402
-from triton.compiler import ASTSource  # noqa: E402
+from compiled_triton import SHARED, Compiled, compile_for  # noqa: E402
 
 from eagle_plugin.kernels import triton_attention, triton_store  # noqa: E402
 
-CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-SHARED = 99 * 1024  # bytes per block, the smallest limit since sm_80
 STACK = 64  # bytes per thread: a few registers spilled in the widest tile; whole rows of a tile would be kilobytes
 STACK_HOPPER = 512  # the fastest of sm_90 spills more
 SIZES = {"bf16": 2, "fp16": 2, "fp32": 4}
@@ -28,38 +22,6 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(triton.knobs.runtime.interpret, reason="TRITON_INTERPRET=1 leaves nothing to compile"),
 ]
-
-
-class Compiled(NamedTuple):
-    shared: int
-    stack: int
-    ptx: str
-
-
-def compile_for(cc: int, kernel, types: dict[str, str], constants: dict, **options: int) -> Compiled:
-    """Compile with the hints that a launch on torch tensors gives: addresses and strides divisible by 16."""
-    names = kernel.arg_names
-    signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in names}
-    hinted = [i for i, name in enumerate(names) if name.endswith(("_ptr", "_stride")) and name not in constants]
-    source = ASTSource(
-        fn=kernel,
-        signature=signature,
-        constexprs={(names.index(name),): value for name, value in constants.items()},
-        attrs={(i,): [["tt.divisibility", 16]] for i in hinted},
-    )
-    found = triton.compile(source, target=GPUTarget("cuda", cc, 32), options=options)
-    return Compiled(found.metadata.shared, stack_of(found.asm["cubin"]), found.asm["ptx"])
-
-
-def stack_of(cubin: bytes) -> int:
-    """Return the local memory of a thread in bytes."""
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        usage = subprocess.run([CUOBJDUMP, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
-    found = re.search(r"STACK:(\d+)", usage)
-    assert found, usage
-    return int(found[1])
 
 
 def attend(cc: int, dtype: str, rows: int, dim: int, *, extras: bool, tile=None, stored: str | None = None) -> Compiled:

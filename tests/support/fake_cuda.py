@@ -12,6 +12,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
-from eagle_plugin.kernels import attention, kv, loader
+from eagle_plugin.kernels import attention, gated_delta_trees, kv, loader
 
 CUDA = torch.device("cuda")
 # Tensors whose rows may have gaps, by kernel and place among its arguments (`check_rows` in csrc/bindings).
@@ -86,6 +87,7 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeLibrary]:
         patch.setattr(loader, "load", lambda kind="cpu": library)
         patch.setattr(attention, "_triton", lambda: _launch(library, "tree_attention (Triton)"))
         patch.setattr(kv, "_triton", lambda: _launch(library, "store_kv (Triton)"))
+        patch.setattr(gated_delta_trees, "_triton_kernels", lambda: _gated_delta(library))
         loader.function.cache_clear()
         try:
             with FakeTensorMode(allow_non_fake_inputs=False):
@@ -100,3 +102,18 @@ def _launch(library: FakeLibrary, name: str) -> Callable[..., None]:
         library.get_function(name)(*tensors, *scales)
 
     return launch
+
+
+def _gated_delta(library: FakeLibrary) -> Any:
+    """The kernels of `triton_gated_delta`, which take rows and caches with gaps."""
+
+    def launches(name: str) -> Callable[..., None]:
+        def launch(*arguments: Any) -> None:
+            for place, tensor in enumerate(tree_leaves(arguments)):
+                if isinstance(tensor, torch.Tensor):
+                    require_cuda(f"{name}, argument {place}", tensor)
+            library.launched.append(f"{name} (Triton)")
+
+        return launch
+
+    return SimpleNamespace(attend_trees=launches("attend_trees"), commit_trees=launches("commit_trees"))

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from eagle_plugin.kernels import accepted_path, attention, kv, penalties, round_start, sampling, tree
+from eagle_plugin.kernels import accepted_path, attention, gated_delta_trees, kv, penalties, round_start, sampling, tree
 
-MODULES = (tree, sampling, kv, attention, penalties, accepted_path, round_start)
+MODULES = (tree, sampling, kv, attention, gated_delta_trees, penalties, accepted_path, round_start)
 
 
 def patch(monkeypatch: pytest.MonkeyPatch, device: str) -> None:

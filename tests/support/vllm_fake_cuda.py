@@ -12,7 +12,9 @@ from torch.utils._pytree import tree_leaves
 from vllm_sampling_metadata import sampling_metadata
 
 from eagle_plugin.core.shape import Shape
+from eagle_plugin.kernels.gated_delta import Net
 from eagle_plugin.runtime.round import Drafts, KVCaches
+from eagle_plugin.vllm import linear_attention
 from eagle_plugin.vllm.attention import TreeAttentionImpl, slot_table
 from eagle_plugin.vllm.batch import DraftStore, RoundBatch
 from eagle_plugin.vllm.drafter import TreeProposer
@@ -73,6 +75,32 @@ class Head(TreeProposer):
 
     def _logits(self, normed: Any) -> Any:
         return torch.zeros(len(normed), DRAFT_VOCABULARY, device=CUDA)
+
+
+def linear_layer(name: str) -> Any:
+    """A gated delta net whose cache is 8 slots."""
+    keys, values, dim, taps = 2, 4, 16, 4
+    channels = (2 * keys + values) * dim
+    heads, weight = torch.zeros(values, device=CUDA), torch.zeros(channels, taps, device=CUDA)
+    states = torch.zeros(8, values, dim, dim, device=CUDA)
+    return SimpleNamespace(
+        prefix=name,
+        conv_kernel_size=taps,
+        kv_cache=(torch.zeros(8, taps - 1, channels, device=CUDA), states),
+        tree_net=Net(keys, values, dim, dim, weight, None, heads, heads),
+        model_config=SimpleNamespace(dtype=torch.float32),
+    )
+
+
+def run_linear_layer(monkeypatch: Any, layer: Any, metadata: Any, n: int) -> None:
+    """The layer's operator over n rows, in vLLM's context of a forward."""
+    context = SimpleNamespace(attn_metadata={layer.prefix: metadata}, no_compile_layers={layer.prefix: layer})
+    monkeypatch.setattr(linear_attention, "get_forward_context", lambda: context)
+    net = layer.tree_net
+    gates = torch.zeros(n, net.value_heads, device=CUDA)
+    out = torch.zeros(n, net.value_heads, net.value_dim, device=CUDA)
+    rows = torch.zeros(n, len(net.weight), device=CUDA)
+    linear_attention.gated_delta_trees(rows, gates, gates, out, layer.prefix)
 
 
 def attention_layer(**options: Any) -> TreeAttentionImpl:

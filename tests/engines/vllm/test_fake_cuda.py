@@ -25,18 +25,19 @@ from vllm_fake_cuda import (
     Head,
     attention_layer,
     caches,
+    linear_layer,
     metadata,
     read,
+    run_linear_layer,
     table,
 )
 
 from eagle_plugin.core.verify import Accepted
-from eagle_plugin.kernels.gated_delta import Net
 from eagle_plugin.policy.chooser import ShapeChooser
 from eagle_plugin.runtime.parallel_levels import HeadLevels, MaskRow
 from eagle_plugin.runtime.ranks import RankAgreement
 from eagle_plugin.runtime.round import Drafts, HeadState, TopM
-from eagle_plugin.vllm import linear_attention, logits
+from eagle_plugin.vllm import logits
 from eagle_plugin.vllm.accepted_tokens import CacheGroup
 from eagle_plugin.vllm.attention import TreeMetadata, TreeMetadataBuilder, cache_slots
 from eagle_plugin.vllm.batch import DraftStore
@@ -222,25 +223,15 @@ def test_attention(library: FakeLibrary, name: str, float8: bool) -> None:
 
 @pytest.mark.parametrize("name", BATCHES)
 def test_linear_layers(library: FakeLibrary, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    keys, values, dim, taps = 2, 4, 16, 4
-    channels = (2 * keys + values) * dim
     batch = read(*BATCHES[name])
     metadata = LinearMetadata(batch.rows(), torch.zeros(B, dtype=torch.int64, device=CUDA))
-    heads = torch.zeros(values, device=CUDA)
-    weight = torch.zeros(channels, taps, device=CUDA)
-    states = torch.zeros(8, values, dim, dim, device=CUDA)
-    layer = SimpleNamespace(
-        prefix="layer",
-        conv_kernel_size=taps,
-        kv_cache=(torch.zeros(8, taps - 1, channels, device=CUDA), states),
-        tree_net=Net(keys, values, dim, dim, weight, None, heads, heads),
-    )
-    context = SimpleNamespace(attn_metadata={"layer": metadata}, no_compile_layers={"layer": layer})
-    monkeypatch.setattr(linear_attention, "get_forward_context", lambda: context)
+    layer = linear_layer("layer")
     n = sum(batch.host_lens)
-    gates = torch.zeros(n, values, device=CUDA)
-    out = torch.zeros(n, values, dim, device=CUDA)
-    linear_attention.gated_delta_trees(torch.zeros(n, channels, device=CUDA), gates, gates, out, "layer")
+    run_linear_layer(monkeypatch, layer, metadata, n)
+    launched = [kernel for kernel in library.launched if "trees" in kernel]
+    paths = {"a tree beside a prompt and a plain request": 2, "no tree": 1}.get(name, 0)  # equally long ones together
+    each = ["attend_trees (Triton)", "commit_trees (Triton)"]
+    assert launched == each * paths + each[: bool(len(batch.trees))]
     if len(batch.trees):
         served = LinearLayers.__new__(LinearLayers)
         served._layers = [layer]  # type: ignore[list-item]

@@ -18,8 +18,10 @@ from vllm_fake_cuda import (
     Head,
     attention_layer,
     caches,
+    linear_layer,
     metadata,
     read,
+    run_linear_layer,
     table,
 )
 
@@ -32,6 +34,8 @@ from eagle_plugin.vllm.accepted_tokens import CacheGroup
 from eagle_plugin.vllm.attention import TreeMetadata
 from eagle_plugin.vllm.decode_step import DecodeStep
 from eagle_plugin.vllm.head_forwards import DraftBatch
+from eagle_plugin.vllm.linear_attention import LinearLayers, LinearMetadata
+from eagle_plugin.vllm.linear_step import LinearStep
 from eagle_plugin.vllm.sampling import sampling_params
 from eagle_plugin.vllm.step_functions import TargetForward
 
@@ -41,9 +45,10 @@ def target_attention(layers: dict[str, TreeMetadata], tokens: torch.Tensor, posi
     require_cuda("tokens", tokens)
     require_cuda("positions", positions)
     n = len(tokens)
-    assert list(layers) == ["a layer", "another"] and n == len(positions)
+    assert n == len(positions)
     q, k = torch.zeros(n, 4, 64, device=CUDA), torch.zeros(n, 2, 64, device=CUDA)
-    for built in layers.values():
+    for name in ("a layer", "another"):
+        built = layers[name]
         assert len(built.slots) == n
         attention_layer().forward(None, q, k, k, torch.zeros(20, 2, BLOCK, 128, device=CUDA), built, q)
     return q
@@ -64,7 +69,9 @@ def test_captured_functions(library: FakeLibrary, greedy: bool, parallel: bool) 
     rows = torch.zeros(100, dtype=torch.int64, device=CUDA)
     ranks = RankAgreement(SimpleNamespace(world_size=1), 4, SHAPE.max_accept_length, CUDA)
     forward = TargetForward(target_attention, rows.int(), rows, {"layer": ["a layer", "another"]})
-    step = DecodeStep(head, [CacheGroup("layer", caches())], SHAPE, target, 100, {"layer": 0}, ranks, forward)
+    linear = LinearStep(SimpleNamespace(names=[], rooms=lambda _: {}), {})  # type: ignore[arg-type]
+    groups = [CacheGroup("layer", caches())]
+    step = DecodeStep(head, groups, SHAPE, target, linear, 100, {"layer": 0}, ranks, forward)
     # As a graph that runs nothing: what the function of the capture returned.
     capturer: Any = SimpleNamespace(capture=lambda function: (SimpleNamespace(replay=lambda: None), function()))
     step.capture(capturer, captured_shapes(SHAPE), [4], lambda *_: contextlib.nullcontext())
@@ -90,3 +97,51 @@ def test_captured_functions(library: FakeLibrary, greedy: bool, parallel: bool) 
         assert step.holds(drafts) and not step.holds(own)
         own_state = HeadState(TopM(*(x.clone() for x in root.state.top)), root.state.hidden.clone())
         step.draft_tree(trees, zeros, own_state)
+
+
+def test_captured_linear_layers(library: FakeLibrary, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Verify and walk with layers that keep a state, replayed, and each of them alone."""
+    layers = [linear_layer(name) for name in ("one", "two", "three")]
+    served = LinearLayers.__new__(LinearLayers)
+    served._layers, served.names = layers, frozenset(layer.prefix for layer in layers)  # type: ignore[assignment]
+
+    def forward(metadata: dict[str, Any], tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        for layer in layers:
+            run_linear_layer(monkeypatch, layer, metadata[layer.prefix], len(tokens))
+        return target_attention(metadata, tokens, positions)
+
+    head, rows = Head(), torch.zeros(100, dtype=torch.int64, device=CUDA)
+    head._draft_attn_layer_names = {"layer"}
+    target = torch.zeros(1, VOCABULARY, device=CUDA), torch.zeros(1, 3 * HIDDEN, device=CUDA)
+    ranks = RankAgreement(SimpleNamespace(world_size=1), 4, SHAPE.max_accept_length, CUDA)
+    linear = LinearStep(served, {"one": 1, "two": 2, "three": 1})
+    of_target = TargetForward(forward, rows.int(), rows, {"layer": ["a layer", "another"]})
+    groups = [CacheGroup("layer", caches())]
+    step = DecodeStep(head, groups, SHAPE, target, linear, 100, {"layer": 0}, ranks, of_target)
+    capturer: Any = SimpleNamespace(capture=lambda function: (SimpleNamespace(replay=lambda: None), function()))
+    library.launched.clear()
+    step.capture(capturer, [SHAPE], [4], lambda *_: contextlib.nullcontext())
+    # Verify, and two walks: of greedy requests and others.
+    assert library.launched.count("attend_trees (Triton)") == 3
+    assert library.launched.count("commit_trees (Triton)") == 6
+    batch = read([SHAPE.width - 1] * B, [SHAPE.width] * B)
+    slots = torch.zeros(B * SHAPE.width, dtype=torch.int64, device=CUDA)
+    logits, params = torch.zeros(len(slots), VOCABULARY, device=CUDA), sampling_params(metadata(True), None, B, 9, CUDA)
+    built = {
+        name: LinearMetadata(batch.rows(), torch.zeros(B, dtype=torch.int64, device=CUDA)) for name in served.names
+    }
+    given = {"layer": TreeMetadata(batch.rows(), table(), slots), **built}
+    for verified_by_graph in (True, False):
+        step.begin(batch, given)
+        if verified_by_graph:
+            step.verify()
+        else:
+            for layer in layers:
+                run_linear_layer(monkeypatch, layer, built[layer.prefix], len(slots))
+        assert all(all_on_cuda(built[name].left[name]) for name in served.names)
+        step.walk(batch, logits, params, None)
+        assert not any(metadata.left for metadata in built.values())
+    step.begin(batch, given)
+    step.verify()
+    paths = torch.zeros(B, SHAPE.max_accept_length, dtype=torch.int64, device=CUDA)
+    served.commit(built, Accepted(paths.int(), paths[:, 0].int() + 1, paths))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +15,8 @@ from engine_signatures import assigned, fields, parameters, returned
 from family_models import family_head, family_target
 from tiny_checkpoints import read_config
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from vllm.config import CacheConfig, LoRAConfig
+from vllm import LLM
+from vllm.config import CacheConfig, CompilationConfig, CompilationMode, LoRAConfig
 from vllm.model_executor.layers.mamba.gdn.base import GatedDeltaNetAttention
 from vllm.model_executor.layers.mamba.gdn.qwen_gdn_linear_attn import QwenGatedDeltaNetAttention
 from vllm.v1.kv_cache_interface import MambaSpec
@@ -21,6 +25,7 @@ from vllm_configs import configure
 from vllm_engines import core, counters, engine, fixed_shapes, generate, random_shapes, rounds, runner
 from vllm_requests import check_aborts, check_distribution, make_prompts
 
+from eagle_plugin.runtime.graph_emulator import recording_launches
 from eagle_plugin.vllm import support
 from eagle_plugin.vllm.linear_attention import LinearLayers
 from eagle_plugin.vllm.round_test import RoundTest
@@ -127,6 +132,38 @@ def test_deep_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert RoundTest(runner(llm)).run()[-1].startswith("a token after an accepted path: the logits of ")
 
 
+@contextmanager
+def captured(monkeypatch: pytest.MonkeyPatch, served: Served) -> Iterator[LLM]:
+    """An engine whose decode steps are replayed by the graph emulator."""
+    monkeypatch.setenv("EAGLE_GRAPHS", "emulate")
+    options: dict[str, Any] = {"depth": 3, "topk": 4, "nodes": 16}
+    with recording_launches(), engine(served.target, served.head, **options) as llm:
+        yield llm
+
+
+@pytest.mark.matrix  # it takes a minute; test_fake_cuda_captured.py and test_deep_paths are in every run
+def test_text_by_replays(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trees are verified and walked by what was captured, or by one of both alone."""
+    with captured(monkeypatch, served) as llm:
+        step = runner(llm)._step
+        replays, run = Counter[str](), step.functions.run
+        step.functions.run = lambda key, f: (replays.update([key[0]] * (key in step.functions)), run(key, f))[1]
+        assert generate(llm, served.prompts, max_tokens=TOKENS) == served.expected
+        assert replays["verify"] == replays["walk"] > 20
+        assert RoundTest(runner(llm)).run() == []
+        for missing in ("can_verify", "can_walk"):
+            with monkeypatch.context() as patch:
+                patch.setattr(step, missing, lambda *_: False)
+                assert generate(llm, served.prompts, max_tokens=TOKENS) == served.expected
+        # The controls: a walk that keeps no state, in the comparison with the eager function and in the text.
+        with monkeypatch.context() as patch:
+            patch.setattr(step._linear, "commit", lambda *_: None)
+            assert any("states of linear layers" in reason for reason in RoundTest(runner(llm)).run())
+        with monkeypatch.context() as patch:
+            patch.setattr(step._linear, "begin", lambda *_: None)  # all states in the slots of an earlier step
+            assert generate(llm, served.prompts, max_tokens=TOKENS) != served.expected
+
+
 def method_of(head: Path) -> str:
     return "eagle3" if "Eagle3" in read_config(head)["architectures"][0] else "eagle"
 
@@ -149,10 +186,25 @@ def test_what_is_not_served(served: Served, monkeypatch: pytest.MonkeyPatch) -> 
     assert [reason.split(":")[0] for reason in support.unsupported_reasons(config)] == ["--enable-lora"]
 
 
+def test_graphs_of_vllm_end_before_our_operator() -> None:
+    """As before vLLM's own; in the lists that it makes, and in one that a user gives."""
+    given = ["vllm::unified_attention_with_output"]
+    for operators in (None, given):
+        config = CompilationConfig(mode=CompilationMode.VLLM_COMPILE, splitting_ops=operators)
+        support._split_at_our_operator(config)
+        config.set_splitting_ops_for_v1("naive")
+        assert support.LINEAR_OPERATOR in config.splitting_ops
+        assert config.splitting_ops_contain_attention() is (operators is None)
+    namespace, name = support.LINEAR_OPERATOR.split("::")
+    assert getattr(getattr(torch.ops, namespace), name).default._schema.name == support.LINEAR_OPERATOR
+    assert support.LINEAR_OPERATOR not in CompilationConfig()._attention_ops
+
+
 def test_contract() -> None:
     """What `linear_attention.py` touches of vLLM's layer."""
     layer = QwenGatedDeltaNetAttention
     assert parameters(layer.fix_query_key_value_ordering) == ["self", "mixed_qkvz", "mixed_ba"]
+    assert parameters(layer.split_ba) == ["self", "ba"]
     assert parameters(layer._output_projection) == ["self", "core_attn_out", "z"]
     assert parameters(layer.get_kv_cache_spec) == ["self", "vllm_config"]
     assert parameters(layer.get_attn_backend) == ["self"]
@@ -160,7 +212,7 @@ def test_contract() -> None:
     assert "self.num_spec" in returned(layer.get_state_shape)[0]
     own = {"num_k_heads", "num_v_heads", "head_k_dim", "head_v_dim", "conv1d", "conv_kernel_size", "A_log", "dt_bias"}
     assert own | {"gqa_interleaved_layout", "value_dim"} <= assigned(layer.__init__)
-    assert {"prefix", "tp_size", "num_spec"} <= assigned(GatedDeltaNetAttention.__init__)
+    assert {"prefix", "tp_size", "num_spec", "model_config"} <= assigned(GatedDeltaNetAttention.__init__)
     assert {"num_speculative_blocks", "block_size"} <= fields(MambaSpec)
     assert {"enable_prefix_caching", "mamba_cache_mode", "mamba_block_size", "use_replayssm"} <= fields(CacheConfig)
 
