@@ -4,10 +4,10 @@
     python benchmarks/targets.py --document          the table of docs/targets.md, of out/targets.json
 
 For every family and kind of head an engine is started twice in float32, plain and with the plugin's flags. Both answer
-the same questions without pictures, greedily: the texts must be equal. (vLLM has no plain decoding of Qwen3-Next in
-float32 on a CPU: its texts are compared with SGLang's.) The times are those of one request at a time and of trees of
-one shape; those of tiny models are the engine's, so that they say what a round adds to a step there, and nothing about
-models of real size.
+the same questions without pictures, greedily: the texts must be equal. (vLLM has no plain decoding of Qwen3-Next and
+Qwen3.5 in float32 on a CPU: its texts are compared with SGLang's.) The times are those of one request at a time and of
+trees of one shape; those of tiny models are the engine's, so that they say what a round adds to a step there, and
+nothing about models of real size.
 The result is in out/targets.json; the exit code is 1 if a text differs.
 """
 
@@ -61,12 +61,16 @@ NAMES = {
     "gemma4": "Gemma 4, multimodal class",
     "mistral3": "Mistral 3",
     "qwen3_vl": "Qwen3-VL",
+    "qwen3_5": "Qwen3.5",
+    "qwen3_5_moe": "Qwen3.5-MoE",
 }
 ENGINES: tuple[EngineName, ...] = ("sglang", "vllm")
 # SGLang keeps the inputs of Qwen3-Next's convolutions in bfloat16 unless told.
 ENVIRONMENT = {"EAGLE_POLICY": "fixed", "SGLANG_MAMBA_CONV_DTYPE": "float32"}
 # Engines that have no plain decoding of a family in float32 on CPUs: the texts are compared with the other engine's.
-WITHOUT_PLAIN: dict[tuple[EngineName, str], EngineName] = {("vllm", "qwen3_next"): "sglang"}
+HYBRID = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
+WITHOUT_PLAIN: dict[tuple[EngineName, str], EngineName] = {("vllm", family): "sglang" for family in HYBRID}
+STATES = ("--max-mamba-cache-size", "64")  # else SGLang makes room for the states of thousands of requests
 BEGIN = "<!-- benchmarks/targets.py --document -->\n"
 
 
@@ -141,7 +145,8 @@ def specs_of(engine: EngineName, family: str, folder: Path) -> dict[str, ServerS
 def spec_of(engine: EngineName, target: Path, *drafted: Any, **options: Any) -> ServerSpec:
     """A server of an engine over a tiny target; `drafted` are its head and the shape of its trees."""
     if engine == "sglang":
-        return tiny_spec(target, *drafted, environment=ENVIRONMENT, **options)
+        flags = ("--skip-server-warmup", *STATES)
+        return tiny_spec(target, *drafted, environment=ENVIRONMENT, extra_flags=flags, **options)
     flags = ["--block-size", "32"]  # an attention chunk of Llama 4 must be a multiple of it
     if not (target / "processor_config.json").exists() and read_config(target)["model_type"] in MULTIMODAL:
         flags += ["--limit-mm-per-prompt", json.dumps(TEXT_ONLY)]  # there is nothing to read pictures with

@@ -52,8 +52,10 @@ CONTRACT: Contract = {
     # What goes in and out.
     "sglang.srt.model_executor.forward_batch_info.ForwardBatch": attributes(
         "forward_mode batch_size input_ids req_pool_indices seq_lens out_cache_loc seq_lens_sum positions spec_info"
-        " spec_algorithm capture_hidden_mode next_token_logits_buffer"
+        " spec_algorithm capture_hidden_mode next_token_logits_buffer mrope_positions"
     ),
+    "sglang.srt.managers.schedule_batch.ScheduleBatch": attributes("multimodal_inputs"),
+    "sglang.srt.managers.schedule_batch.MultimodalInputs": attributes("mrope_position_delta"),
     "sglang.srt.managers.utils.GenerationBatchResult": attributes(
         "logits_output next_token_ids can_run_cuda_graph speculative_num_draft_tokens speculative_output_stride"
         " accept_lens new_seq_lens next_draft_input copy_to_cpu"
