@@ -21,6 +21,7 @@ from eagle_plugin.vllm.decode_step import DecodeStep
 from eagle_plugin.vllm.deferred_extend import DeferredTokens
 from eagle_plugin.vllm.drafter import TreeProposer
 from eagle_plugin.vllm.head_forwards import DraftBatch
+from eagle_plugin.vllm.linear_step import LinearStep
 from eagle_plugin.vllm.masked_rows import HeadRows
 from eagle_plugin.vllm.runner import TreeModelRunner
 from eagle_plugin.vllm.sampling import RequestDraws
@@ -80,7 +81,7 @@ class ToyRunner:
         groups = [CacheGroup.of("target", [self.cache])]
         runner = self.runner = TreeModelRunner.__new__(TreeModelRunner)
         ranks = RankAgreement(SimpleNamespace(world_size=1), REQUESTS, SHAPE.max_accept_length, CPU)
-        linear: Any = SimpleNamespace(commit=lambda *_: None)
+        linear: Any = SimpleNamespace(names=frozenset(), commit=lambda *_: None, rooms=lambda _: {})
         vars(runner).update(
             _caps=SHAPE,
             device=CPU,
@@ -100,7 +101,8 @@ class ToyRunner:
         self.lengths = torch.zeros(REQUESTS, dtype=torch.int64)
         if step is not None:
             like = torch.zeros(1, V), torch.zeros(1, 3 * H)
-            runner._step = step(head, groups, SHAPE, like, BLOCK * BLOCKS_EACH, {"head": 0, "target": 1}, ranks)
+            of_linear, tables = LinearStep(linear, {}), {"head": 0, "target": 1}
+            runner._step = step(head, groups, SHAPE, like, of_linear, BLOCK * BLOCKS_EACH, tables, ranks)
 
     def start(self, lengths: Tensor, root: HeadState, roots: Tensor, metadata: Any) -> None:
         """Draft the first trees of all requests, as after their prompts."""

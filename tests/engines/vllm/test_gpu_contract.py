@@ -88,7 +88,7 @@ def test_the_triton_kernel_takes_what_prompts_give_it() -> None:
     given = {
         keyword.arg for node in ast.walk(ast.parse(call)) if isinstance(node, ast.Call) for keyword in node.keywords
     }
-    assert given <= set(parameters(unified)) and len(given) == 18
+    assert given <= set(parameters(unified)) and len(given) == 19
     # Strides of blocks, tokens and heads; a window counts the query itself; a chunk is a window with lookback 0.
     for name in ("k", "v"):
         assert all(holds(unified, f"{name}.stride({i})") for i in range(4))
