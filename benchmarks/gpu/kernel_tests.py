@@ -44,7 +44,12 @@ TESTS = {
     "penalties": ("test_penalize_nodes", "test_count_tokens"),
     "accepted_path": ("test_read_path",),
     "round_start": ("test_start_round", "test_the_comparison_sees_one_slot"),
-    "gated_delta": ("test_attend_trees", "test_commit_trees", "test_large_heads", "test_equal_keys_down_a_long_path"),
+    "gated_delta_trees": (
+        "test_attend_trees",
+        "test_commit_trees",
+        "test_large_heads",
+        "test_equal_keys_down_a_long_path",
+    ),
     "attention": ("test_tree_attention", "test_one_wrong_ancestor_bit_changes_that_row_alone"),
     "float8": ("test_every_number_is_read_exactly", "test_store_kv"),
 }

@@ -25,7 +25,7 @@ CASES = [
     pytest.param("gated_delta", "", marks=MATRIX),
 ]
 FILES = {name: f"test_triton_{name}.py" for name in ("attention", "float8")}
-FILES["gated_delta"] = "test_gated_delta_kernels.py"
+FILES["gated_delta"] = "test_gated_delta_trees_kernels.py"
 
 
 @pytest.mark.slow
