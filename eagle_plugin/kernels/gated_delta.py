@@ -46,6 +46,29 @@ class Left(NamedTuple):
     updates: Tensor  # [B, W, HV, V] float32: u
 
 
+class Caches(NamedTuple):
+    """What an engine keeps of one layer, with any strides but for a contiguous last axis of the states."""
+
+    pasts: Tensor  # [slots, C, w - 1]: what the convolution reads next, the oldest first
+    states: Tensor  # [slots, HV, V, K]
+
+
+class Places(NamedTuple):
+    """Where the requests of B trees have their entries."""
+
+    slots: Tensor  # [B] int64; trees of which nobody reads anything may share one
+    # [B] int64: tokens before each tree. A request without any has no entry yet, whatever its slot was used for.
+    lengths: Tensor | None = None  # None: all have entries
+
+
+class Projections(NamedTuple):
+    """What a layer computed of the nodes, tree by tree; rows may have gaps."""
+
+    mixed_qkv: Tensor  # [B * W, C]
+    a: Tensor  # [B * W, HV]
+    b: Tensor  # [B * W, HV]
+
+
 def plan(ancestors: Tensor, taps: int) -> TreePlan:
     """Plan trees by their ancestor bitmasks [B, W] int64 (bit j: node j is seen) for convolutions of `taps` inputs."""
     b, width = ancestors.shape

@@ -9,41 +9,17 @@ import functools
 import logging
 import os
 from types import ModuleType
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from eagle_plugin.kernels import gated_delta
 from eagle_plugin.kernels.checks import check_all, name_of
-from eagle_plugin.kernels.gated_delta import Left, Net, TreePlan
+from eagle_plugin.kernels.gated_delta import Caches, Left, Net, Places, Projections, TreePlan
 
 __all__ = ["attend_trees", "commit_trees"]
 
 log = logging.getLogger(__name__)
-
-
-class Caches(NamedTuple):
-    """What an engine keeps of one layer, with any strides but for a contiguous last axis of the states."""
-
-    pasts: Tensor  # [slots, C, w - 1]: what the convolution reads next, the oldest first
-    states: Tensor  # [slots, HV, V, K]
-
-
-class Places(NamedTuple):
-    """Where the requests of B trees have their entries."""
-
-    slots: Tensor  # [B] int64; trees of which nobody reads anything may share one
-    # [B] int64: tokens before each tree. A request without any has no entry yet, whatever its slot was used for.
-    lengths: Tensor | None = None  # None: all have entries
-
-
-class Projections(NamedTuple):
-    """What a layer computed of the nodes, tree by tree; rows may have gaps."""
-
-    mixed_qkv: Tensor  # [B * W, C]
-    a: Tensor  # [B * W, HV]
-    b: Tensor  # [B * W, HV]
 
 
 def room_for(rows: int, net: Net, dtype: torch.dtype) -> Left:

@@ -18,8 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from eagle_plugin.kernels.gated_delta import Left, Net, TreePlan
-from eagle_plugin.kernels.gated_delta_trees import Caches, Places, Projections
+from eagle_plugin.kernels.gated_delta import Caches, Left, Net, Places, Projections, TreePlan
 
 __all__ = ["attend_trees", "commit_trees"]
 

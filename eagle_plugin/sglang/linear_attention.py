@@ -8,8 +8,8 @@ from sglang.srt.layers.radix_linear_attention import RadixLinearAttention
 from torch import Tensor
 
 from eagle_plugin.core.verify import Accepted
-from eagle_plugin.kernels.gated_delta import Left, Net, TreePlan, plan
-from eagle_plugin.kernels.gated_delta_trees import Caches, Places, Projections, attend_trees, commit_trees
+from eagle_plugin.kernels.gated_delta import Caches, Left, Net, Places, Projections, TreePlan, plan
+from eagle_plugin.kernels.gated_delta_trees import attend_trees, commit_trees
 
 
 class LinearTrees(NamedTuple):

@@ -31,8 +31,8 @@ from vllm.v1.attention.backends.gdn_attn import GDNAttentionBackend
 from eagle_plugin.core.shape import MAX_WIDTH
 from eagle_plugin.core.tree import chain_ancestors
 from eagle_plugin.core.verify import Accepted
-from eagle_plugin.kernels.gated_delta import Left, Net, TreePlan, plan
-from eagle_plugin.kernels.gated_delta_trees import Caches, Places, Projections, attend_trees, commit_trees, room_for
+from eagle_plugin.kernels.gated_delta import Caches, Left, Net, Places, Projections, TreePlan, plan
+from eagle_plugin.kernels.gated_delta_trees import attend_trees, commit_trees, room_for
 from eagle_plugin.runtime.host_to_device import to_device
 from eagle_plugin.vllm.attention import Rows, causal_rows
 

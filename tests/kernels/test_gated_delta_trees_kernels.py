@@ -17,8 +17,7 @@ from kernel_cases import ancestor_bitmasks, prop, random_parents
 from torch import Tensor
 
 from eagle_plugin.kernels import gated_delta, gated_delta_trees
-from eagle_plugin.kernels.gated_delta import Left, Net, TreePlan
-from eagle_plugin.kernels.gated_delta_trees import Caches, Places, Projections
+from eagle_plugin.kernels.gated_delta import Caches, Left, Net, Places, Projections, TreePlan
 
 SLOTS = 9
 NARROW = {torch.float32: dict(rtol=5e-5, atol=5e-5), torch.bfloat16: dict(rtol=1 / 100, atol=1e-2)}
