@@ -116,7 +116,10 @@ CONTRACT: Contract = {
     },
     # A head's class and its linear layers.
     "sglang.srt.layers.quantization.unquant.UnquantizedLinearMethod": {"apply": "self layer x bias"},
-    "sglang.srt.configs.model_config.ModelConfig": {"_config_draft_model": "self", **attributes("model_is_mrope")},
+    "sglang.srt.configs.model_config.ModelConfig": {
+        "_config_draft_model": "self",
+        **attributes("model_is_mrope is_multimodal image_token_id"),
+    },
     "sglang.srt.models.llama_eagle3.LlamaForCausalLMEagle3": {
         "load_weights": "self weights",
         **attributes("config model"),

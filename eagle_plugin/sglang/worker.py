@@ -44,6 +44,7 @@ from eagle_plugin.sglang.deferred_extend import DeferredTokens
 from eagle_plugin.sglang.drafter import DraftState, TreeDrafter
 from eagle_plugin.sglang.eagle3_model import mask_of
 from eagle_plugin.sglang.head_exchange import exchange_head
+from eagle_plugin.sglang.image_tokens import read_image_tokens
 from eagle_plugin.sglang.logits import needs_plain_round, transforms_of
 from eagle_plugin.sglang.pools import SlidingReader, chunk_of, pools_of, sliding_layers, windows_of
 from eagle_plugin.sglang.ranks import rank_logger
@@ -123,6 +124,7 @@ class TreeWorker(EAGLEWorkerV2):
         table = pool.req_to_token
         self._keys = KeyTable(len(table), self.device, target.random_seed)  # the seed of all ranks
         self._adapters = Adapters(runner)
+        read_image_tokens(drafter.draft_runner.model, runner.model_config)
         self._verifier = TreeVerifier(target, attention, len(table), self.token_to_kv_pool_allocator, self.synthetic)
         self._ranks = RankAgreement(get_parallel().tp_group, pool.size, self.shape.max_accept_length, self.device)
         reach, sliding = max(self.shape.reach, DEFERRED_TOKENS), None
