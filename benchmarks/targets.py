@@ -123,7 +123,7 @@ def compare(row: Row, plain: Answers, plugin: Answers) -> Row:
     ratio = seconds(plugin.alone) / rounds / (seconds(plain.alone) / steps)
     return row.model_copy(
         update={
-            "greedy_equal": responses[0] == responses[1],
+            "greedy_equal": responses[0] == responses[1] and len(set(responses[0])) > 1,
             "accept_length": accept_length(plugin.together),
             "round_ms_over_plain_ms": None if row.compared_with else ratio,
         }

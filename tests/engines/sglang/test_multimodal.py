@@ -35,11 +35,10 @@ HYBRID = ("qwen3_5", "qwen3_5_moe")
 OF_HYBRID = {"EAGLE_POLICY": "random", "SGLANG_MAMBA_CONV_DTYPE": "float32"}
 STATES = ("--max-mamba-cache-size", "64")
 ALWAYS = [("qwen3_5", "eagle3")]
-# SGLang's class of Mistral 3 captures no layers for an EAGLE-3 head.
+# Not Mistral 3: of the tiny target's tokens SGLang makes empty text, and its class captures no layers for EAGLE-3.
 PAIRS = [
     *((kind, head) for kind in ("qwen3_5", "qwen3_vl") for head in ("eagle3", "peagle", "eagle2")),
     ("qwen3_5_moe", "eagle3"),
-    ("mistral3", "eagle2"),
 ]
 LEAST_P = 1e-7
 
@@ -59,7 +58,7 @@ class Servers(NamedTuple):
 )
 def servers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
     kind, head = request.param
-    folder = tmp_path_factory.mktemp("pictures")  # SGLang guesses a format by the word mistral in a path
+    folder = tmp_path_factory.mktemp("pictures")
     target = multimodal_target(folder / "target", kind)
     shared, flags = (OF_HYBRID, (*FLAGS, *STATES)) if kind in HYBRID else (OVERLAP, FLAGS)
     broken = broken_verifier.install(folder / "plugins")
