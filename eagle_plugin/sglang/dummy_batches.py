@@ -128,8 +128,7 @@ class RandomBatches:
             min_ps=torch.zeros(b, device=device),
             is_all_greedy=greedy,
         )
-        of_rows = {"seq_lens": lengths, "req_pool_indices": rows, "multimodal_inputs": None}
-        return SimpleNamespace(sampling_info=sampling, **of_rows)
+        return SimpleNamespace(seq_lens=lengths, req_pool_indices=rows, sampling_info=sampling, multimodal_inputs=None)
 
     def state(self, b: int) -> DraftState:
         """A random state of the head, of b requests."""

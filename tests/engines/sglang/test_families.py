@@ -10,9 +10,8 @@ import broken_verifier
 import httpx
 import pytest
 from cache_slots import check_aborted_requests
+from family_draws import check_distribution
 from family_models import CHANGES, KINDS, SPOKEN, family_head, sampling_settings, sglang_target
-from gtest import p_values
-from sampling_requests import draw
 from serving import OVERLAP, accept_length, generate, generate_all, responses, serving, tiny_spec
 from word_prompts import make_prompts
 
@@ -30,7 +29,6 @@ ALWAYS = [("gpt_oss", "eagle3")]
 # Where the states of linear layers are kept at the end of prompts and answers only, no round is ahead of another. And
 # SGLang keeps the inputs of their convolutions in bfloat16 unless told.
 ENVIRONMENTS = {"qwen3_next": {"EAGLE_POLICY": "random", "SGLANG_MAMBA_CONV_DTYPE": "float32"}}
-LEAST_P = 1e-7
 
 
 class Servers(NamedTuple):
@@ -97,18 +95,7 @@ def test_greedy_text_equals_plain_decoding(count: int, servers: Servers) -> None
 
 def test_sampled_text_has_the_distribution_of_plain_decoding(servers: Servers) -> None:
     """The control: a verifier that takes every temperature for 1."""
-    settings = sampling_settings(servers.family)
-    expected = draw(servers.plain, settings, 500)
-    for ours, theirs in zip(draw(servers.plugin, settings, 300), expected, strict=True):
-        found = p_values(ours, theirs)
-        assert min(found.values()) > LEAST_P, found
-    broken_verifier.choose(servers.folder, "temperature one")
-    try:
-        (broken,) = draw(servers.plugin, settings[1:], 300)
-    finally:
-        broken_verifier.choose(servers.folder, "none")
-    control = p_values(broken, expected[1])
-    assert min(control.values()) < LEAST_P**2, control
+    check_distribution(servers.plain, servers.plugin, servers.folder, sampling_settings(servers.family))
 
 
 def test_no_slot_leaks_over_requests_with_aborts(servers: Servers) -> None:

@@ -13,12 +13,11 @@ import broken_verifier
 import httpx
 import pytest
 from cache_slots import check_aborted_requests
+from family_draws import check_distribution
 from family_models import family_head, sampling_settings
-from gtest import p_values
 from multimodal_models import KINDS, PLACES, multimodal_target, picture
 from PIL.Image import Image
 from real_torchvision import with_torchvision
-from sampling_requests import draw
 from serving import OVERLAP, accept_length, generate_all, responses, serving, tiny_spec
 from word_prompts import make_prompts
 
@@ -40,7 +39,6 @@ PAIRS = [
     *((kind, head) for kind in ("qwen3_5", "qwen3_vl") for head in ("eagle3", "peagle", "eagle2")),
     ("qwen3_5_moe", "eagle3"),
 ]
-LEAST_P = 1e-7
 
 
 class Servers(NamedTuple):
@@ -121,15 +119,4 @@ def test_prompts_of_text_and_aborts(servers: Servers) -> None:
 @pytest.mark.matrix
 def test_sampled_text_has_the_distribution_of_plain_decoding(servers: Servers) -> None:
     """The control: a verifier that takes every temperature for 1."""
-    settings = sampling_settings(KINDS[servers.kind][0])
-    expected = draw(servers.plain, settings, 500)
-    for ours, theirs in zip(draw(servers.plugin, settings, 300), expected, strict=True):
-        found = p_values(ours, theirs)
-        assert min(found.values()) > LEAST_P, found
-    broken_verifier.choose(servers.folder, "temperature one")
-    try:
-        (broken,) = draw(servers.plugin, settings[1:], 300)
-    finally:
-        broken_verifier.choose(servers.folder, "none")
-    control = p_values(broken, expected[1])
-    assert min(control.values()) < LEAST_P**2, control
+    check_distribution(servers.plain, servers.plugin, servers.folder, sampling_settings(KINDS[servers.kind][0]))
