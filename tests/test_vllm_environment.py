@@ -39,7 +39,7 @@ ENGINES = {
     "requests": ("greedy_requests", "head_rows", "metrics", "synthetic"),
     "ranks": ("tensor_parallel",),
     "self-test": ("selftest",),
-    "8-bit caches": ("float8_engine",),
+    "caches": ("float8_engine", "kv_connectors"),
     "graphs": ("graphs", "host_waits", "launches"),
     "sampling": ("sampling_distribution", "seeds"),
     "parameters": ("grammar", "parameters", "sampling_thinking", "logprobs", "refusals"),

@@ -97,6 +97,24 @@ inline int64_t check_rows(const TensorView& t, const char* name, DLDataType dtyp
   return t.ndim() > 0 && t.size(0) > 1 ? t.stride(0) : inner;
 }
 
+struct CacheStrides {
+  int64_t slot, head;  // elements from one slot to the next, and from one head to the next
+};
+
+// A cache [slots, heads, D] may have any strides but for a contiguous last axis: an engine can keep the keys and the
+// values of a head side by side.
+inline CacheStrides check_cache(const TensorView& t, const char* name, DLDataType dtype,
+                                std::initializer_list<int64_t> shape) {
+  check_dtype(t, name, dtype);
+  check_shape(t, name, shape);
+  if (t.size(2) > 1 && t.stride(2) != 1 && t.size(0) > 0 && t.size(1) > 0) {
+    TVM_FFI_THROW(ValueError) << name
+                              << " has gaps inside its heads, wanted a contiguous last axis: call .contiguous()";
+  }
+  const int64_t head = t.size(1) > 1 ? t.stride(1) : t.size(2);
+  return {t.size(0) > 1 ? t.stride(0) : head * t.size(1), head};
+}
+
 inline void check(const TensorView& t, const char* name, DLDataType dtype, std::initializer_list<int64_t> shape) {
   const int64_t row_stride = check_rows(t, name, dtype, shape);
   int64_t inner = 1;

@@ -23,8 +23,11 @@ struct StoreCall {
   char *k_cache, *v_cache;
   const int64_t* loc;
   const char *k, *v;
-  int64_t n, slots;
-  int64_t k_row, v_row, k_step, v_step;  // bytes of a row, and from one new row to the next
+  int64_t n, slots, heads;
+  int64_t k_size, v_size;  // bytes of a head
+  int64_t k_slot, v_slot;  // bytes of the caches from one slot to the next
+  int64_t k_head, v_head;  // and from one head to the next
+  int64_t k_step, v_step;  // bytes from one new row to the next
   DLDevice device;
 };
 
@@ -49,17 +52,17 @@ inline void compact_kv(TensorView data_ptrs, TensorView row_bytes, TensorView wi
 
 inline void store_kv(TensorView k_cache, TensorView v_cache, TensorView loc, TensorView k, TensorView v) {
   const DLDataType dtype = k_cache.dtype();
-  check(k_cache, "k_cache", dtype, {kAny, kAny, kAny});
+  const CacheStrides keys = check_cache(k_cache, "k_cache", dtype, {kAny, kAny, kAny});
   const int64_t slots = k_cache.size(0), heads = k_cache.size(1);
-  check(v_cache, "v_cache", dtype, {slots, heads, kAny});
+  const CacheStrides values = check_cache(v_cache, "v_cache", dtype, {slots, heads, kAny});
   check(loc, "loc", kI64, {kAny});
   const int64_t n = loc.size(0), width = dtype.bits / 8;
-  const int64_t k_row = heads * k_cache.size(2) * width, v_row = heads * v_cache.size(2) * width;
   const int64_t k_step = check_rows(k, "k", dtype, {n, heads, k_cache.size(2)}) * width;
   const int64_t v_step = check_rows(v, "v", dtype, {n, heads, v_cache.size(2)}) * width;
   if (n == 0) return;
-  run(StoreCall{ptr<char>(k_cache), ptr<char>(v_cache), ptr<int64_t>(loc), ptr<char>(k), ptr<char>(v), n, slots, k_row,
-                v_row, k_step, v_step, loc.device()});
+  run(StoreCall{ptr<char>(k_cache), ptr<char>(v_cache), ptr<int64_t>(loc), ptr<char>(k), ptr<char>(v), n, slots, heads,
+                k_cache.size(2) * width, v_cache.size(2) * width, keys.slot * width, values.slot * width,
+                keys.head * width, values.head * width, k_step, v_step, loc.device()});
 }
 
 }  // namespace bindings

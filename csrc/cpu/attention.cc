@@ -174,10 +174,10 @@ AttentionSpec check_call(const TensorView& q, const TensorView& k, const TensorV
   const DLDataType stored = is_float8(k.dtype()) ? k.dtype() : dtype;
   a.element_size = stored.bits / 8;
   a.stored = same(stored, kE5M2) ? Float8::kE5M2 : Float8::kE4M3;
-  check(k, "k_cache", stored, {kAny, kAny, a.dim});
+  a.keys = check_cache(k, "k_cache", stored, {kAny, kAny, a.dim});
   a.slots = k.size(0);
   a.kv_heads = k.size(1);
-  check(v, "v_cache", stored, {a.slots, a.kv_heads, kAny});
+  a.values = check_cache(v, "v_cache", stored, {a.slots, a.kv_heads, kAny});
   a.dim_v = v.size(2);
   if (a.kv_heads < 1 || a.q_heads % a.kv_heads) {
     TVM_FFI_THROW(ValueError) << "q has " << a.q_heads << " heads over " << a.kv_heads

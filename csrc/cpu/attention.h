@@ -2,6 +2,8 @@
 // float32. A row is one (query, query head); all query heads of a key head are rows of one group, so that every key and
 // value is read from the cache once. Host only (GCC vectors); the GPU has kernels of its own shape.
 #pragma once
+#include <bindings/checks.h>
+
 #include "float8.h"
 #include "simd.h"
 #include "visibility.h"
@@ -19,6 +21,7 @@ struct AttentionSpec {  // what all requests of a call share
   void* out;
   const float* sinks;  // [q_heads] or null
   int64_t q_stride;    // elements from one query to the next
+  CacheStrides keys, values;
   int64_t q_heads, kv_heads, group, dim, dim_v, slots;
   int64_t element_size;  // bytes of a number in the cache
   Float8 stored;         // what it is where element_size is 1; else the type of the queries
@@ -80,10 +83,10 @@ void stage_keys(const T* const* rows, int64_t d, float* keys, int column) {
   }
 }
 
-// One row of an 8-bit cache, as `values` say; `at` is its number.
+// One row of an 8-bit cache, as `values` say; `at` is its first number.
 template <class T>
 const T* read_float8(const T* values, const void* cache, int64_t at, int64_t dim, T* out) {
-  const uint8_t* bits = static_cast<const uint8_t*>(cache) + at * dim;
+  const uint8_t* bits = static_cast<const uint8_t*>(cache) + at;
   for (int64_t d = 0; d < dim; ++d) out[d] = values[bits[d]];
   return out;
 }
@@ -104,14 +107,15 @@ bool stage_block(const AttentionSpec& a, const Stretch& s, int64_t start, uint64
     if (seen >> j & 1) {
       const int64_t slot = s.slots[start + j];
       if (slot < 0 || slot >= a.slots) return false;
-      const int64_t at = slot * a.kv_heads + s.kv_head;
+      const int64_t key = slot * a.keys.slot + s.kv_head * a.keys.head;
+      const int64_t value = slot * a.values.slot + s.kv_head * a.values.head;
       if (float8) {
         T* out = reinterpret_cast<T*>(w.read) + j * (a.dim + a.dim_v);
-        rows[j] = read_float8(float8, a.k, at, a.dim, out);
-        values[j] = read_float8(float8, a.v, at, a.dim_v, out + a.dim);
+        rows[j] = read_float8(float8, a.k, key, a.dim, out);
+        values[j] = read_float8(float8, a.v, value, a.dim_v, out + a.dim);
       } else {
-        rows[j] = static_cast<const T*>(a.k) + at * a.dim;
-        values[j] = static_cast<const T*>(a.v) + at * a.dim_v;
+        rows[j] = static_cast<const T*>(a.k) + key;
+        values[j] = static_cast<const T*>(a.v) + value;
       }
     }
     if (!widen) continue;

@@ -22,6 +22,15 @@ int64_t slot_of(const CompactCall& call, int64_t request, int64_t node) {
   return slot;
 }
 
+// The heads of a new row, which is dense, to places `step` bytes apart.
+void copy_row(char* to, int64_t step, const char* from, int64_t heads, int64_t size) {
+  if (step == size) {
+    std::memcpy(to, from, heads * size);
+    return;
+  }
+  for (int64_t head = 0; head < heads; ++head) std::memcpy(to + head * step, from + head * size, size);
+}
+
 }  // namespace
 
 void run(const CompactCall& call) {
@@ -73,8 +82,9 @@ void run(const StoreCall& call) {
     }
   }
   for (int64_t i = 0; i < call.n; ++i) {
-    std::memcpy(call.k_cache + call.loc[i] * call.k_row, call.k + i * call.k_step, call.k_row);
-    std::memcpy(call.v_cache + call.loc[i] * call.v_row, call.v + i * call.v_step, call.v_row);
+    const int64_t slot = call.loc[i];
+    copy_row(call.k_cache + slot * call.k_slot, call.k_head, call.k + i * call.k_step, call.heads, call.k_size);
+    copy_row(call.v_cache + slot * call.v_slot, call.v_head, call.v + i * call.v_step, call.heads, call.v_size);
   }
 }
 

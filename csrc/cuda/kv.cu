@@ -57,29 +57,32 @@ __global__ void __launch_bounds__(kThreads) compact_kernel(CompactCall call) {
 }
 
 template <class Word>
-__device__ void copy_words(char* to, const char* from, int64_t size) {
-  const int64_t step = int64_t{sizeof(Word)} * blockDim.x;
-  for (int64_t at = int64_t{sizeof(Word)} * threadIdx.x; at < size; at += step) {
-    *reinterpret_cast<Word*>(to + at) = *reinterpret_cast<const Word*>(from + at);
+__device__ void copy_words(char* to, int64_t step, const char* from, int64_t heads, int64_t size) {
+  const int64_t words = size / sizeof(Word);  // of a head
+  for (int64_t i = threadIdx.x; i < heads * words; i += blockDim.x) {
+    char* at = to + i / words * step + i % words * sizeof(Word);
+    *reinterpret_cast<Word*>(at) = *reinterpret_cast<const Word*>(from + i * sizeof(Word));
   }
 }
 
-__device__ void copy_row(char* to, const char* from, int64_t size) {
-  const uint64_t bits = reinterpret_cast<uint64_t>(to) | reinterpret_cast<uint64_t>(from) | static_cast<uint64_t>(size);
+// The heads of a new row, which is dense, to places `step` bytes apart.
+__device__ void copy_row(char* to, int64_t step, const char* from, int64_t heads, int64_t size) {
+  const uint64_t bits = reinterpret_cast<uint64_t>(to) | reinterpret_cast<uint64_t>(from) |
+                        static_cast<uint64_t>(step) | static_cast<uint64_t>(size);
   if (fits<Words>(bits)) {
-    copy_words<Words>(to, from, size);
+    copy_words<Words>(to, step, from, heads, size);
   } else if (fits<uint32_t>(bits)) {
-    copy_words<uint32_t>(to, from, size);
+    copy_words<uint32_t>(to, step, from, heads, size);
   } else {
-    copy_words<char>(to, from, size);
+    copy_words<char>(to, step, from, heads, size);
   }
 }
 
 __global__ void __launch_bounds__(kThreads) store_kernel(StoreCall call) {
   const int64_t i = blockIdx.x, slot = call.loc[i];
   if (slot < 0 || slot >= call.slots) return;
-  copy_row(call.k_cache + slot * call.k_row, call.k + i * call.k_step, call.k_row);
-  copy_row(call.v_cache + slot * call.v_row, call.v + i * call.v_step, call.v_row);
+  copy_row(call.k_cache + slot * call.k_slot, call.k_head, call.k + i * call.k_step, call.heads, call.k_size);
+  copy_row(call.v_cache + slot * call.v_slot, call.v_head, call.v + i * call.v_step, call.heads, call.v_size);
 }
 
 }  // namespace

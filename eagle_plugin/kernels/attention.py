@@ -47,8 +47,8 @@ def tree_attention(
     """Attend from R tree nodes of each of b requests to the prefix and to the nodes' own ancestors.
 
     q [b*R, Hq, D], k_cache [slots, Hkv, D] and v_cache [slots, Hkv, Dv] of one dtype (bfloat16, float16 or float32);
-    slot_table [P, S] int32, rows [b] int64, prefix_lens [b] int64, ancestors [b, R] int64 (64-bit bitmasks)
-    -> [b*R, Hq, Dv].
+    the caches may have any strides but for a contiguous last axis. slot_table [P, S] int32, rows [b] int64, prefix_lens
+    [b] int64, ancestors [b, R] int64 (64-bit bitmasks) -> [b*R, Hq, Dv].
     The prefix keys are at positions 0 .. prefix - 1 and visible to every row, tail key t where bit t of the row's
     bitmask is set. Bits are numbered so that parents come before children: the k-th set bit (k from 0) is a node at
     position prefix + k, the last one is the row itself. Plain decode is R = 1, tail = 1, bitmask = 1.

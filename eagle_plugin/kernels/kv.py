@@ -51,8 +51,9 @@ def store_kv(
 ) -> None:
     """Write new keys and values into their slots: k_cache[loc] = k, v_cache[loc] = v.
 
-    k_cache [slots, Hkv, D] and v_cache [slots, Hkv, Dv] of one dtype, loc [N] int64, k [N, Hkv, D] and v [N, Hkv, Dv]
-    of the caches' dtype (rows may be slices of a fused projection). When a slot occurs twice the later row wins on the
+    k_cache [slots, Hkv, D] and v_cache [slots, Hkv, Dv] of one dtype and with any strides but for a contiguous last
+    axis, loc [N] int64, k [N, Hkv, D] and v [N, Hkv, Dv] of the caches' dtype (rows may be slices of a fused
+    projection). When a slot occurs twice the later row wins on the
     CPU, either of them on CUDA. A slot outside the cache gives ValueError on the CPU; on CUDA that row
     is not stored.
 
@@ -99,9 +100,11 @@ def _store_float8(
         for name, rows in {"k": k, "v": v}.items():
             if len(rows) and not rows[0].is_contiguous():
                 raise ValueError(f"{name} has gaps inside its rows, wanted contiguous rows: call .contiguous()")
-        for name, dense in {"k_cache": k_cache, "v_cache": v_cache, "loc": loc}.items():
-            if not dense.is_contiguous():
-                raise ValueError(f"{name} has gaps between its rows, wanted a contiguous tensor: call .contiguous()")
+        for name, cache in {"k_cache": k_cache, "v_cache": v_cache}.items():
+            if cache.stride(2) != 1:
+                raise ValueError(f"{name} has gaps inside its heads, wanted a contiguous last axis: call .contiguous()")
+        if not loc.is_contiguous():
+            raise ValueError("loc has gaps between its rows, wanted a contiguous tensor: call .contiguous()")
         launch(k_cache, v_cache, loc, k, v, k_scale, v_scale)
         return
     new = quantised(k, k_scale, k_cache.dtype), quantised(v, v_scale, v_cache.dtype)

@@ -35,20 +35,22 @@ def _bits(x, MANTISSA: tl.constexpr, MOST: tl.constexpr):
 
 @triton.jit
 def _store_part(
-    x_ptr, cache_ptr, scale_ptr, slot, at,
-    SIZE: tl.constexpr, MANTISSA: tl.constexpr, MOST: tl.constexpr, SCALED: tl.constexpr,
+    x_ptr, cache_ptr, scale_ptr, head_stride, at,
+    SIZE: tl.constexpr, DIM: tl.constexpr, MANTISSA: tl.constexpr, MOST: tl.constexpr, SCALED: tl.constexpr,
 ):  # fmt: skip
     x = tl.load(x_ptr + at, mask=at < SIZE, other=0.0).to(tl.float32)
     if SCALED:
         x = tl.div_rn(x, tl.zeros_like(x) + tl.load(scale_ptr))
-    tl.store(cache_ptr + slot * SIZE + at, _bits(x, MANTISSA, MOST).to(tl.uint8), mask=at < SIZE)
+    to_ptr = cache_ptr + at // DIM * head_stride + at % DIM
+    tl.store(to_ptr, _bits(x, MANTISSA, MOST).to(tl.uint8), mask=at < SIZE)
 
 
 @triton.jit
 def _store(
-    k_ptr, v_ptr, k_cache_ptr, v_cache_ptr, loc_ptr, k_scale_ptr, v_scale_ptr, k_row_stride, v_row_stride, slots,
-    SIZE: tl.constexpr, SIZE_V: tl.constexpr, MANTISSA: tl.constexpr, MOST: tl.constexpr,
-    K_SCALED: tl.constexpr, V_SCALED: tl.constexpr, BLOCK: tl.constexpr,
+    k_ptr, v_ptr, k_cache_ptr, v_cache_ptr, loc_ptr, k_scale_ptr, v_scale_ptr, k_row_stride, v_row_stride,
+    k_slot_stride, k_head_stride, v_slot_stride, v_head_stride, slots,
+    SIZE: tl.constexpr, SIZE_V: tl.constexpr, DIM: tl.constexpr, DIM_V: tl.constexpr,
+    MANTISSA: tl.constexpr, MOST: tl.constexpr, K_SCALED: tl.constexpr, V_SCALED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Grid (rows, parts of a row, keys and values)."""
     row = tl.program_id(0).to(tl.int64)
@@ -56,11 +58,15 @@ def _store(
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     if (slot >= 0) & (slot < slots):
         if tl.program_id(2) == 0:
-            _store_part(k_ptr + row * k_row_stride, k_cache_ptr, k_scale_ptr, slot, at, SIZE, MANTISSA, MOST, K_SCALED)
+            _store_part(
+                k_ptr + row * k_row_stride, k_cache_ptr + slot * k_slot_stride, k_scale_ptr, k_head_stride, at,
+                SIZE, DIM, MANTISSA, MOST, K_SCALED,
+            )  # fmt: skip
         else:
             _store_part(
-                v_ptr + row * v_row_stride, v_cache_ptr, v_scale_ptr, slot, at, SIZE_V, MANTISSA, MOST, V_SCALED
-            )
+                v_ptr + row * v_row_stride, v_cache_ptr + slot * v_slot_stride, v_scale_ptr, v_head_stride, at,
+                SIZE_V, DIM_V, MANTISSA, MOST, V_SCALED,
+            )  # fmt: skip
 
 
 def store_float8(
@@ -77,7 +83,8 @@ def store_float8(
     with torch.cuda.device_of(k_cache):
         _store[(rows, triton.cdiv(max(size, size_v), BLOCK), 2)](
             k, v, k_cache.view(torch.uint8), v_cache.view(torch.uint8), loc, k_scale, v_scale,
-            k.stride(0), v.stride(0), len(k_cache),
-            SIZE=size, SIZE_V=size_v, MANTISSA=MANTISSA_BITS[stored], MOST=torch.finfo(stored).max,
+            k.stride(0), v.stride(0), *k_cache.stride()[:2], *v_cache.stride()[:2], len(k_cache),
+            SIZE=size, SIZE_V=size_v, DIM=k_cache.shape[2], DIM_V=v_cache.shape[2],
+            MANTISSA=MANTISSA_BITS[stored], MOST=torch.finfo(stored).max,
             K_SCALED=k_scale is not None, V_SCALED=v_scale is not None, BLOCK=BLOCK,
         )  # fmt: skip

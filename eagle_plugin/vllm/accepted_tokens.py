@@ -11,7 +11,7 @@ from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 
 from eagle_plugin.core.verify import Accepted
 from eagle_plugin.runtime.round import KVCaches
-from eagle_plugin.vllm.attention import cache_rows
+from eagle_plugin.vllm.attention import token_rows
 
 
 class CacheGroup(NamedTuple):
@@ -23,7 +23,7 @@ class CacheGroup(NamedTuple):
     @classmethod
     def of(cls, layer: str, caches: Iterable[Tensor]) -> CacheGroup:
         """The group of these caches, each [blocks, Hkv, block size, 2 * D], one of them the layer's."""
-        parts = [part for cache in caches for part in cache_rows(cache)]
+        parts = [token_rows(cache) for cache in caches]
         device = parts[0].device
         data_ptrs = torch.tensor([part.data_ptr() for part in parts], device=device)
         row_bytes = torch.tensor([part.stride(0) * part.element_size() for part in parts], device=device)

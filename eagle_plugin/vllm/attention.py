@@ -83,20 +83,25 @@ class CacheRows(NamedTuple):
     values: Tensor  # [rows, Hkv, Dv]
 
 
-def cache_rows(kv_cache: Tensor) -> CacheRows:
-    """View a layer's cache [blocks, Hkv, block size, 2 * D] as rows; a block holds its keys, then its values.
+def token_rows(kv_cache: Tensor) -> Tensor:
+    """View a layer's cache [blocks, Hkv, block size, 2 * D] as rows of one token each, [rows, Hkv, 2 * D].
 
-    The key of offset o in block i is row 2 * i * block size + o, its value is a block size later.
+    A row has the number that vLLM gives to its slot. Memory is in that order too (vLLM's layout LBNHC), so that what
+    copies blocks or tokens to other servers finds them where vLLM's own backends have them.
     """
     blocks, heads, size, content = kv_cache.shape
-    dim = content // 2
-    if kv_cache.stride(0) != heads * size * content or kv_cache.stride(3) != 1:
+    if kv_cache.stride() != (size * heads * content, content, heads * content, 1):
         raise ValueError(
             f"eagle-plugin cannot read a KV cache of shape {list(kv_cache.shape)} and strides "
-            f"{list(kv_cache.stride())}, it wants dense blocks: start the server with EAGLE_PLUGIN=0"
+            f"{list(kv_cache.stride())}, it wants the layout LBNHC: start the server with EAGLE_PLUGIN=0"
         )
-    rows = kv_cache.as_strided((2 * blocks * size, heads, dim), (heads * dim, dim, 1))
-    return CacheRows(rows[:-size], rows[size:])
+    return kv_cache.transpose(1, 2).view(blocks * size, heads, content)
+
+
+def cache_rows(kv_cache: Tensor) -> CacheRows:
+    """The keys and the values of `token_rows`."""
+    keys, values = token_rows(kv_cache).chunk(2, dim=-1)
+    return CacheRows(keys, values)
 
 
 def slot_table(block_table: Tensor, block_size: int, positions: int) -> Tensor:
@@ -107,14 +112,9 @@ def slot_table(block_table: Tensor, block_size: int, positions: int) -> Tensor:
     """
     blocks = min(-(-positions // block_size), block_table.shape[1])
     offsets = torch.arange(block_size, dtype=torch.int32, device=block_table.device)
-    first = block_table[:, :blocks].int() * (2 * block_size)
+    first = block_table[:, :blocks].int() * block_size
     table = (first[:, :, None] + offsets).view(len(block_table), -1)
     return table if table.shape[1] >= positions else pad(table, (0, positions - table.shape[1]))
-
-
-def cache_slots(slots: Tensor, block_size: int) -> Tensor:
-    """The cache rows of vLLM's slot numbers [N] int64, which count one row per token."""
-    return torch.add(slots, slots.div(block_size, rounding_mode="floor"), alpha=block_size)
 
 
 def chains_of(extend: ExtendRows, lens: Sequence[int], slot_table: Tensor, most: int | None = None) -> list[Chains]:
@@ -165,7 +165,7 @@ class TreeMetadataBuilder(AttentionMetadataBuilder[TreeMetadata]):
         return TreeMetadata(
             rows=self.rows if self.rows is not None else causal_rows(common),
             slot_table=slot_table(common.block_table_tensor, self.block_size, common.max_seq_len + self.reach),
-            slots=cache_slots(slots, self.block_size),
+            slots=slots,
         )
 
 

@@ -19,9 +19,11 @@ from eagle_plugin.vllm.prompt_attention import FlashPromptsImpl, TritonPromptsIm
 
 
 class TreeAttentionBackend(AttentionBackend):
-    """Registered over CPU_ATTN, the only backend that vLLM gives the layers of a CPU.
+    """Has the name that vLLM keeps for backends of others: connectors of KV caches refuse a server with another one.
 
-    Our metadata declares no support of CUDA graphs, so that vLLM leaves attention out of them.
+    On a CPU it is registered over CPU_ATTN, the only backend that vLLM gives the layers there, on a GPU over CUSTOM,
+    which a configuration can ask for. Our metadata declares no support of CUDA graphs, so that vLLM leaves attention
+    out of them.
     """
 
     forward_includes_kv_cache_update = True
@@ -30,8 +32,8 @@ class TreeAttentionBackend(AttentionBackend):
 
     @staticmethod
     def get_name() -> str:
-        """The name that it stands in for: vLLM looks it up."""
-        return "CPU_ATTN"
+        """Of `AttentionBackendEnum`, where vLLM looks it up."""
+        return "CUSTOM"
 
     @staticmethod
     def get_impl_cls() -> type[TreeAttentionImpl]:
@@ -64,16 +66,7 @@ class TreeAttentionBackend(AttentionBackend):
         return True
 
 
-class CustomTreeAttentionBackend(TreeAttentionBackend):
-    """The same under the name that vLLM has for backends of others, which a configuration can ask for on a GPU."""
-
-    @staticmethod
-    def get_name() -> str:
-        """The name under which it is registered."""
-        return "CUSTOM"
-
-
-class FlashPromptsBackend(CustomTreeAttentionBackend):
+class FlashPromptsBackend(TreeAttentionBackend):
     """The same with FlashAttention for prompts."""
 
     @staticmethod
@@ -82,7 +75,7 @@ class FlashPromptsBackend(CustomTreeAttentionBackend):
         return FlashPromptsImpl
 
 
-class TritonPromptsBackend(CustomTreeAttentionBackend):
+class TritonPromptsBackend(TreeAttentionBackend):
     """The same with vLLM's own Triton kernel for prompts."""
 
     @staticmethod
@@ -101,7 +94,7 @@ def tree_attention(vllm_config: Any) -> Iterator[None]:
     """
     on_cpu = vllm_config.device_config.device_type == "cpu"
     backend = TreeAttentionBackend if on_cpu else _of_a_gpu(vllm_config)
-    enum = registry.AttentionBackendEnum[backend.get_name()]
+    enum = registry.AttentionBackendEnum["CPU_ATTN" if on_cpu else backend.get_name()]
     before = registry._ATTN_OVERRIDES.get(enum)
     registry.register_backend(enum, f"{backend.__module__}.{backend.__qualname__}")
     selector._cached_get_attn_backend.cache_clear()
@@ -126,7 +119,7 @@ def _of_a_gpu(vllm_config: Any) -> type[TreeAttentionBackend]:
     named = vllm_config.attention_config.backend
     if named in (None, registry.AttentionBackendEnum.FLASH_ATTN):
         return FlashPromptsBackend
-    return TritonPromptsBackend if named is registry.AttentionBackendEnum.TRITON_ATTN else CustomTreeAttentionBackend
+    return TritonPromptsBackend if named is registry.AttentionBackendEnum.TRITON_ATTN else TreeAttentionBackend
 
 
 @contextmanager

@@ -168,7 +168,7 @@ class DeferredTokens:
             kept = self._kept.pop(name)
             full = kept.runs[-1].end // size * size
             table = kept.slot_table[:full].clone()  # not a view: it would keep the table of all requests
-            blocks = (table[::size] // (2 * size)).tolist()  # a block's values are after its keys
+            blocks = (table[::size] // size).tolist()
             self.forget(blocks[kept.runs[0].first // size :])  # others filled those before, and they may be unread
             for run in kept.runs:
                 while run.places:
@@ -200,7 +200,7 @@ class DeferredTokens:
         for owner, kept in self._kept.items() if blocks else ():
             if isinstance(owner, str):
                 slots = kept.slot_table[kept.runs[0].first // size * size : kept.runs[-1].end : size]
-                if not blocks.isdisjoint((slots // (2 * size)).tolist()):
+                if not blocks.isdisjoint((slots // size).tolist()):
                     found.append(owner)
             elif owner in blocks:
                 found.append(owner)

@@ -56,8 +56,7 @@ def prompts_of(
     if not alone or len(chosen) < len(lens):
         shifts = extend.starts[index] - bounds[:-1]
         query = torch.arange(n, device=index.device) + shifts.repeat_interleave(extend.lens[index], output_size=n)
-    # The first row of block i of a cache is 2 * i * block_size (`cache_rows`).
-    blocks = slot_table[extend.requests[index], ::block_size].div(2 * block_size, rounding_mode="floor")
+    blocks = slot_table[extend.requests[index], ::block_size].div(block_size, rounding_mode="floor")
     blocks = pad(blocks, (0, -(-MOST_KEYS // block_size)))
     seq_lens = extend.seq_lens[index].int()
     return Prompts(query, bounds.int(), seq_lens, blocks, int(counts.max()), slot_table.shape[1])
@@ -65,9 +64,7 @@ def prompts_of(
 
 def paged(cache: CacheRows, blocks: int, block_size: int) -> tuple[Tensor, Tensor]:
     """The keys and values of a layer's cache as blocks of tokens, each a view [blocks, block size, Hkv, D]."""
-    _, heads, dim = cache.keys.shape
-    shape, row = (blocks, block_size, heads, dim), heads * dim
-    keys, values = (x.as_strided(shape, (2 * block_size * row, row, dim, 1)) for x in cache)
+    keys, values = (x.unflatten(0, (blocks, block_size)) for x in cache)
     return keys, values
 
 

@@ -34,6 +34,7 @@ def unserved_by_v2(vllm_config: Any) -> list[str]:
     checks = (
         (model.is_hybrid or model.is_multimodal_model, f"target {model.architectures[0]}"),
         (bool(vllm_config.lora_config), "--enable-lora"),
+        (vllm_config.kv_transfer_config is not None, "--kv-transfer-config"),
         (parallel.enable_batch_sharded_sampling, "--enable-batch-sharded-sampling"),
         (vllm_config.cache_config.kv_sharing_fast_prefill, "--kv-sharing-fast-prefill"),
     )

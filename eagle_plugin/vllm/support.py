@@ -24,6 +24,7 @@ from eagle_plugin.vllm.compile_cache import set_compile_key
 from eagle_plugin.vllm.draft_limits import draft_limits, limits_above
 from eagle_plugin.vllm.gpu import unsupported_on_gpu
 from eagle_plugin.vllm.head_rules import check_head
+from eagle_plugin.vllm.kv_connectors import unserved_connectors
 from eagle_plugin.vllm.masked_rows import configured_levels
 from eagle_plugin.vllm.options import Options
 from eagle_plugin.vllm.plugin_config import PluginConfig, set_plugin_config
@@ -211,7 +212,6 @@ def unsupported_reasons(vllm_config: Any) -> list[str]:
             not isinstance(vllm_config.additional_config, dict),
             f"additional_config: it is {type(vllm_config.additional_config).__name__}, only a dictionary is served",
         ),
-        (vllm_config.kv_transfer_config is not None, "--kv-transfer-config: it is not served yet"),
         *_unserved_caches(vllm_config),
         (model.use_mla, f"target {name}: latent (MLA) attention is not served yet"),
         (
@@ -219,6 +219,10 @@ def unsupported_reasons(vllm_config: Any) -> list[str]:
             f"target {name}: state-space layers are not served yet",
         ),
         (model.is_hybrid and vllm_config.cache_config.use_replayssm, "--use-replayssm: it is of vLLM's own layers"),
+        (
+            model.is_hybrid and vllm_config.kv_transfer_config is not None,
+            f"--kv-transfer-config: it is not served with target {name} yet",
+        ),
         (model.is_hybrid and bool(vllm_config.lora_config), f"--enable-lora: it is not served with target {name} yet"),
         (
             parallel.tensor_parallel_size > 1 and model.is_hybrid,
@@ -239,7 +243,8 @@ def unsupported_reasons(vllm_config: Any) -> list[str]:
             f"draft head {draft.architecture}: not one of {', '.join(HEAD_ARCHITECTURES)}",
         ),
     )
-    reasons = [why for found, why in checks if found] or _needing_v2(vllm_config)  # which names some of them again
+    reasons = [why for found, why in checks if found] + unserved_connectors(vllm_config.kv_transfer_config)
+    reasons = reasons or _needing_v2(vllm_config)  # which names some of them again
     if device_type == "cuda":
         reasons += unsupported_on_gpu(vllm_config)
     return reasons

@@ -76,6 +76,8 @@ class TreeSteps:
             self._reporter = PolicyReporter(self.speculative_config, lambda: self._shapes.chooser)
         self._draft_clock = DraftClock(self.device.type, self._logger)
         self._store = DraftStore()
+        if vllm_config.kv_transfer_config is not None:  # what the head reads of a step goes to others with its blocks
+            self._defers = False
         self._has_reasoner = bool(vllm_config.structured_outputs_config.reasoning_parser)
 
     def _use_models(self, model: Any) -> None:

@@ -179,6 +179,19 @@ def test_a_row_that_sees_nothing_is_zero(path: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_keys_and_values_of_a_head_may_lie_side_by_side(path: str, dtype: torch.dtype) -> None:
+    case, ancestors, _, q = plain_case([700, 3], 8, dtype=dtype)
+    wanted = attend(case, q, [700, 3], ancestors)
+    case.k, case.v = torch.cat([case.k, case.v], dim=-1).split([case.k.shape[2], case.v.shape[2]], dim=-1)
+    assert torch.equal(attend(case, q, [700, 3], ancestors), wanted)
+    lens = torch.tensor([9, 9]), torch.tensor([4, 4]), torch.tensor([0, 4])
+    args = (case.table, case.rows[:2], *lens)
+    found = attention.extend_attention(q[:8], case.k, case.v, *args, scale=0.125)
+    dense = (case.k.contiguous(), case.v.contiguous())
+    assert torch.equal(found, attention.extend_attention(q[:8], *dense, *args, scale=0.125))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_result_depends_neither_on_threads_nor_on_the_batch(dtype: torch.dtype) -> None:
     prefixes = [700, 3, 129]
     case, ancestors, _, q = plain_case(prefixes, 8, dtype=dtype)

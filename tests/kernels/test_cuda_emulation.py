@@ -158,6 +158,22 @@ def test_wrong_moves_stop(emulated: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert cache[:, 0, 0].tolist() == [0, 1, -2, 3, 4, 5, 6, 7]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.uint8])
+@pytest.mark.parametrize("dim", [16, 3])
+def test_keys_and_values_side_by_side(
+    emulated: Path, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, dim: int
+) -> None:
+    """The caches of one tensor [slots, heads, 2 * dim], as vLLM allocates them."""
+    use(monkeypatch, emulated)
+    both = torch.zeros(9, 5, 2 * dim, dtype=dtype)
+    k, v = (torch.arange(3 * 5 * dim).view(3, 5, dim).to(dtype) + shift for shift in (1, 7))
+    loc = torch.tensor([4, 0, 7])
+    wanted = both.clone()
+    wanted[loc] = torch.cat([k, v], dim=-1)
+    kv.store_kv(*both.split(dim, dim=-1), loc, k, v)
+    assert torch.equal(both, wanted)
+
+
 def test_wrong_rows_and_tokens_change_nothing(emulated: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the CPU refuses for its values: other requests are served, and nothing else is written."""
     use(monkeypatch, emulated)

@@ -129,7 +129,7 @@ def test_scales_that_are_ignored_or_exchanged_show(path: str) -> None:
 def test_store_kv(seed: int, n: int, dtype: torch.dtype, stored: torch.dtype, scaled: bool, size: float) -> None:
     """Exactly; also what is larger than the largest number, which it becomes."""
     gen = torch.Generator().manual_seed(seed)
-    k_cache, v_cache = (random_bits(gen, 20, 3, dim, dtype=stored) for dim in (16, 32))
+    k_cache, v_cache = random_bits(gen, 20, 3, 48, dtype=stored).split([16, 32], dim=-1)
     loc = torch.randperm(20, generator=gen)[:n]
     fused = (torch.randn(n, 3 * 16 + 3 * 32 + 5, generator=gen) * size).to(dtype)  # rows of a fused projection
     k, v = fused[:, 2:50].unflatten(1, (3, 16)), fused[:, 50:146].unflatten(1, (3, 32))

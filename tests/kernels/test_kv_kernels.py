@@ -52,14 +52,21 @@ def check_moves(seed: int, b: int, width: int, max_accept_length: int, ascending
 
 
 @prop
-@given(st.integers(0, 2**31), st.integers(0, 12), st.sampled_from([torch.float32, torch.bfloat16, torch.float16]))
-def test_store_kv(seed: int, n: int, dtype: torch.dtype) -> None:
+@given(
+    st.integers(0, 2**31),
+    st.integers(0, 12),
+    st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
+    st.booleans(),
+)
+def test_store_kv(seed: int, n: int, dtype: torch.dtype, side_by_side: bool) -> None:
     gen = torch.Generator().manual_seed(seed)
-    k_cache, v_cache = (torch.randn(20, 3, dim, generator=gen).to(dtype) for dim in (16, 32))
+    k_cache, v_cache = torch.randn(20, 3, 48, generator=gen).to(dtype).split([16, 32], dim=-1)
+    if not side_by_side:
+        k_cache, v_cache = k_cache.contiguous(), v_cache.contiguous()
     loc = torch.randperm(20, generator=gen)[:n]
     fused = torch.randn(n, 3 * 16 + 3 * 32 + 5, generator=gen).to(dtype)  # rows of a fused projection
     k, v = fused[:, 2:50].unflatten(1, (3, 16)), fused[:, 50:146].unflatten(1, (3, 32))
-    wanted = k_cache.index_put((loc,), k), v_cache.index_put((loc,), v)
+    wanted = k_cache.clone().index_put((loc,), k), v_cache.clone().index_put((loc,), v)
     kv.store_kv(k_cache, v_cache, loc, k, v)
     assert torch.equal(k_cache, wanted[0])
     assert torch.equal(v_cache, wanted[1])
@@ -73,6 +80,9 @@ def test_argument_checks(path: str) -> None:
         kv.store_kv(cache, cache, torch.tensor([0, 1]), cache[:2], cache[:2].double())
     with pytest.raises(ValueError, match=r"v_cache has shape \[7, 2, 16\], wanted \[8, 2, \*\]"):
         kv.store_kv(cache, cache[:7], torch.tensor([0, 1]), cache[:2], cache[:2])
+    if path == "native":
+        with pytest.raises(ValueError, match="v_cache has gaps inside its heads, wanted a contiguous last axis"):
+            kv.store_kv(cache, cache.mT.contiguous().mT, torch.tensor([0, 1]), cache[:2], cache[:2])
 
 
 def test_values_of_wrong_moves_are_refused(path: str) -> None:

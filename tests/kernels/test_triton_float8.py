@@ -89,12 +89,13 @@ def test_what_is_written_is_the_oracles_bits(stored: torch.dtype, dtype: torch.d
     fused = torch.cat([k, -k, k], dim=1)
     k, v = fused[:, :2], fused[:, 2:4]
     gen = torch.Generator().manual_seed(0)
-    caches = [random_bits(gen, rows + 5, heads, 32, dtype=stored).to(DEVICE) for heads in (2, 2)]
+    both = random_bits(gen, rows + 5, 2, 64, dtype=stored).to(DEVICE)  # the keys and values of a head side by side
+    caches = [part if scaled else part.contiguous() for part in both.split(32, dim=-1)]
     loc = torch.randperm(rows + 5, generator=gen)[:rows]
     loc[1:3] = torch.tensor([-1, rows + 5])
     written = torch.arange(rows) != 1
     written &= torch.arange(rows) != 2
-    wanted = [cache.cpu().view(torch.uint8).clone() for cache in caches]
+    wanted = [cache.cpu().contiguous().view(torch.uint8).clone() for cache in caches]
     scales = (torch.tensor([0.7]), torch.tensor([3.3])) if scaled else (None, None)
     for cache, x, scale in zip(wanted, (k, v), scales, strict=True):
         cache[loc[written]] = quantised(x[written], scale, stored).view(torch.uint8)

@@ -23,12 +23,13 @@ from torch.utils._pytree import tree_leaves
 from eagle_plugin.kernels import attention, gated_delta_trees, kv, loader
 
 CUDA = torch.device("cuda")
-# Tensors whose rows may have gaps, by kernel and place among its arguments (`check_rows` in csrc/bindings).
+# Tensors that may have gaps, by kernel and place among its arguments (`check_rows`, `check_cache` in csrc/bindings).
 MAY_HAVE_GAPS = {
     "topk_log_softmax": {0},
     "verify_tree": {2},
-    "store_kv": {3, 4},
-    "store_kv (Triton)": {3, 4},
+    "store_kv": {0, 1, 3, 4},
+    "store_kv (Triton)": {0, 1, 3, 4},
+    "tree_attention (Triton)": {1, 2},
     "penalize_nodes": {0},
     "start_round": {2},
 }

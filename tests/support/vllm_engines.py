@@ -16,7 +16,7 @@ from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 from vllm.inputs import TokensPrompt
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
-from eagle_plugin.core.shape import Shape
+from eagle_plugin.core.shape import PLAIN, Shape
 from eagle_plugin.policy.chooser import ShapeChooser
 from eagle_plugin.policy.shapes import shapes_within
 from eagle_plugin.runtime.round import Drafts
@@ -148,6 +148,13 @@ def fixed_shapes(llm: LLM) -> Iterator[None]:
     """Let an engine with trees draft the caps in every round, as with EAGLE_POLICY=fixed."""
     with chosen_by(llm, ShapeChooser(runner(llm)._caps, None)):
         yield
+
+
+class AlwaysPlain(ShapeChooser):
+    """Never drafts."""
+
+    def choose(self, *arguments: Any) -> Shape:
+        return PLAIN
 
 
 @contextmanager

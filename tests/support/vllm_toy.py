@@ -40,7 +40,7 @@ BLOCKS = {"head": _order.view(REQUESTS, -1).int(), "target": _order.flip(0).view
 
 def new_cache(seed: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(1 + REQUESTS * BLOCKS_EACH, 2, BLOCK, 2 * D, generator=generator)
+    return torch.randn(1 + REQUESTS * BLOCKS_EACH, BLOCK, 2, 2 * D, generator=generator).transpose(1, 2)
 
 
 class Head(TreeProposer):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -23,7 +24,6 @@ from eagle_plugin.vllm.attention import (
     TreeMetadataBuilder,
     attend_chains,
     cache_rows,
-    cache_slots,
     chains_of,
     slot_table,
 )
@@ -50,19 +50,17 @@ def test_a_block_holds_the_rows_of_its_tokens_and_no_others() -> None:
     """vLLM zeroes, shares and frees blocks; each must be the keys and values of its own tokens."""
     cache = make_cache()
     rows = cache_rows(cache)
-    for block in range(BLOCKS):
-        for offset in range(SIZE):
-            rows.keys[2 * block * SIZE + offset] = block + offset / 100
-            rows.values[2 * block * SIZE + offset] = -(block + offset / 100)
-    for block in range(BLOCKS):
-        found = cache[block].flatten().sort().values
-        wanted = torch.tensor([block + offset / 100 for offset in range(SIZE)]).repeat_interleave(KV_HEADS * DIM)
-        torch.testing.assert_close(found, torch.cat([wanted, -wanted]).sort().values)
+    for row in range(BLOCKS * SIZE):
+        rows.keys[row], rows.values[row] = row, -row
+    for row in range(BLOCKS * SIZE):
+        token = cache[row // SIZE, :, row % SIZE]  # [Hkv, 2 * D]
+        assert (token[:, :DIM] == row).all() and (token[:, DIM:] == -row).all()
 
 
-def test_a_cache_with_gaps_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"wants? dense blocks.*EAGLE_PLUGIN=0"):
-        cache_rows(make_cache()[:, :1])
+@pytest.mark.parametrize("change", [lambda cache: cache[:, :1], lambda cache: cache.contiguous()])
+def test_a_cache_of_another_layout_is_refused(change: Callable[[Tensor], Tensor]) -> None:
+    with pytest.raises(ValueError, match=r"wants the layout LBNHC.*EAGLE_PLUGIN=0"):
+        cache_rows(change(make_cache()))
 
 
 def test_slots_against_plain_indexing() -> None:
@@ -73,9 +71,7 @@ def test_slots_against_plain_indexing() -> None:
         for i in range(2):
             for p in range(found.shape[1]):
                 block = int(table[i, p // SIZE]) if p < 3 * SIZE else None
-                assert found[i, p] == (0 if block is None else block * 2 * SIZE + p % SIZE)
-    engines = table[:, :, None].long() * SIZE + torch.arange(SIZE)  # vLLM's own slot numbers
-    assert torch.equal(cache_slots(engines.view(-1), SIZE), slot_table(table, SIZE, 3 * SIZE).long().view(-1))
+                assert found[i, p] == (0 if block is None else block * SIZE + p % SIZE)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -202,7 +198,6 @@ def test_a_builder_without_trees_is_causal() -> None:
     config = types.SimpleNamespace(num_speculative_tokens=7)
     builder = TreeMetadataBuilder(spec, ["layer"], config, torch.device("cpu"))
     bounds = torch.tensor([0, 40, 41], dtype=torch.int32)
-    slots = batch.slots - batch.slots.div(2 * SIZE, rounding_mode="floor") * SIZE  # as vLLM counts them
     common = CommonAttentionMetadata(
         query_start_loc=bounds,
         query_start_loc_cpu=bounds,
@@ -212,7 +207,7 @@ def test_a_builder_without_trees_is_causal() -> None:
         max_query_len=40,
         max_seq_len=40,
         block_table_tensor=batch.blocks,
-        slot_mapping=slots,
+        slot_mapping=batch.slots,
     )
     metadata = builder.build(0, common)
     assert metadata.slot_table.shape[1] >= 40 + 8  # a whole draft fits after the longest sequence

@@ -18,7 +18,6 @@ from vllm.v1.attention.backends import registry
 
 from eagle_plugin.vllm.attention import TreeMetadataBuilder
 from eagle_plugin.vllm.backend import (
-    CustomTreeAttentionBackend,
     FlashPromptsBackend,
     TreeAttentionBackend,
     TritonPromptsBackend,
@@ -46,7 +45,7 @@ def test_the_platform_gives_our_backend_while_a_model_is_built(device_type: str)
         else:
             asked = config.attention_config.backend
             assert asked is config.speculative_config.attention_backend is backends.CUSTOM
-            assert asked.get_class() is CustomTreeAttentionBackend and not config.attention_config.backend_per_kind
+            assert asked.get_class() is TreeAttentionBackend and not config.attention_config.backend_per_kind
     assert config == before and backends.CPU_ATTN.get_class() is not TreeAttentionBackend
     with pytest.raises(ValueError, match="CUSTOM"):
         backends.CUSTOM.get_class()
@@ -58,7 +57,7 @@ def test_the_platform_gives_our_backend_while_a_model_is_built(device_type: str)
         (None, FlashPromptsBackend),
         ("FLASH_ATTN", FlashPromptsBackend),
         ("TRITON_ATTN", TritonPromptsBackend),
-        ("FLASHINFER", CustomTreeAttentionBackend),
+        ("FLASHINFER", TreeAttentionBackend),
     ],
 )
 def test_the_users_backend_says_what_prompts_are_attended_to_with(named: str | None, wanted: type) -> None:
@@ -77,7 +76,7 @@ def test_a_gpu_accepts_our_backend(has_sink: bool, has_sliding_window: bool) -> 
             head_size, torch.bfloat16, "auto", 16, has_sink=has_sink, has_sliding_window=has_sliding_window
         )
         capability = DeviceCapability(9, 0)
-        found = CustomTreeAttentionBackend.validate_configuration(device_capability=capability, **asked._asdict())
+        found = TreeAttentionBackend.validate_configuration(device_capability=capability, **asked._asdict())
         assert found == wanted
 
 

@@ -37,7 +37,7 @@ def add(kept: DeferredTokens, names: str, positions: list[int], lens: list[int] 
 
 def slots_of(request: int, slots: int) -> torch.Tensor:
     places = torch.arange(slots)
-    return ((10 * request + places // BLOCK) * 2 * BLOCK + places % BLOCK).int()
+    return ((10 * request + places // BLOCK) * BLOCK + places % BLOCK).int()
 
 
 def take(kept: DeferredTokens, names: Iterable[Owner]) -> DeferredRows:

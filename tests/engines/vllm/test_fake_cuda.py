@@ -39,7 +39,7 @@ from eagle_plugin.runtime.ranks import RankAgreement
 from eagle_plugin.runtime.round import Drafts, HeadState, TopM
 from eagle_plugin.vllm import logits
 from eagle_plugin.vllm.accepted_tokens import CacheGroup
-from eagle_plugin.vllm.attention import TreeMetadata, TreeMetadataBuilder, cache_slots
+from eagle_plugin.vllm.attention import TreeMetadata, TreeMetadataBuilder
 from eagle_plugin.vllm.batch import DraftStore
 from eagle_plugin.vllm.deferred_extend import DeferredTokens, PlainRows
 from eagle_plugin.vllm.head_forwards import DraftBatch, ExtendBatch
@@ -211,8 +211,9 @@ def test_attention(library: FakeLibrary, name: str, float8: bool) -> None:
     builder = TreeMetadataBuilder.__new__(TreeMetadataBuilder)
     builder.block_size, builder.reach, builder.rows = BLOCK, SHAPE.width, batch.rows()
     built = builder.build(0, common)
-    assert all_on_cuda(built.slot_table, built.slots, cache_slots(built.slots, BLOCK))
-    cache = torch.zeros(20, 2, BLOCK, 128, dtype=torch.uint8 if float8 else torch.float32, device=CUDA)
+    assert all_on_cuda(built.slot_table, built.slots)
+    dtype = torch.uint8 if float8 else torch.float32
+    cache = torch.zeros(20, BLOCK, 2, 128, dtype=dtype, device=CUDA).transpose(1, 2)
     q, k = torch.zeros(n, 4, 64, device=CUDA), torch.zeros(n, 2, 64, device=CUDA)
     library.launched.clear()
     assert all_on_cuda(layer.forward(scales, q, k, k, cache, built, torch.zeros_like(q)))

@@ -50,7 +50,7 @@ def target_attention(layers: dict[str, TreeMetadata], tokens: torch.Tensor, posi
     for name in ("a layer", "another"):
         built = layers[name]
         assert len(built.slots) == n
-        attention_layer().forward(None, q, k, k, torch.zeros(20, 2, BLOCK, 128, device=CUDA), built, q)
+        attention_layer().forward(None, q, k, k, torch.zeros(20, BLOCK, 2, 128, device=CUDA).transpose(1, 2), built, q)
     return q
 
 

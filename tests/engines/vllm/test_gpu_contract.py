@@ -16,7 +16,7 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from vllm.v1.worker.gpu_worker import Worker
 
 from eagle_plugin.vllm import support
-from eagle_plugin.vllm.backend import CustomTreeAttentionBackend
+from eagle_plugin.vllm.backend import TreeAttentionBackend
 from eagle_plugin.vllm.drafter import TreeProposer
 from eagle_plugin.vllm.prompt_attention import MOST_KEYS, PAGE, flash_kernel, triton_kernel
 from eagle_plugin.vllm.worker import TreeWorker
@@ -46,7 +46,7 @@ def test_the_worker_asks_for_its_runner() -> None:
 
 
 def test_a_configuration_can_ask_for_our_backend_by_name() -> None:
-    enum = registry.AttentionBackendEnum[CustomTreeAttentionBackend.get_name()]
+    enum = registry.AttentionBackendEnum[TreeAttentionBackend.get_name()]
     assert enum.value is None  # it is for backends of others
     chosen = defined(CUDA, "CudaPlatformBase.get_attn_backend_cls")
     assert parameters(chosen)[:2] == ["cls", "selected_backend"]

@@ -12,10 +12,10 @@ from torch import Tensor
 from trained_heads import Weights, rewrite
 from vllm import LLM, SamplingParams
 from vllm.inputs import TokensPrompt
-from vllm_engines import chosen_by, counters, engine, generate, runner
+from vllm_engines import AlwaysPlain, chosen_by, counters, engine, generate, runner
 from vllm_greedy import VOCAB, write_heads, write_target
 
-from eagle_plugin.core.shape import PLAIN, Shape
+from eagle_plugin.core.shape import Shape
 from eagle_plugin.policy.chooser import ServedRound, ShapeChooser
 from eagle_plugin.runtime.round import Drafts
 from eagle_plugin.vllm.deferred_extend import DeferredRows
@@ -23,13 +23,6 @@ from eagle_plugin.vllm.deferred_extend import DeferredRows
 BLOCK = 32
 DICE = random.Random(11)
 PROMPTS = [DICE.choices(range(3, VOCAB), k=70 + 9 * i) for i in range(5)]
-
-
-class AlwaysPlain(ShapeChooser):
-    """Never drafts."""
-
-    def choose(self, *arguments: Any) -> Shape:
-        return PLAIN
 
 
 @pytest.fixture(scope="module")

@@ -153,7 +153,7 @@ def unsupported(config: VllmConfig, lines: list[str], named: str) -> None:
         ({"data_parallel_size": 2}, "--data-parallel-size"),
         ({"speculative": {"disable_padded_drafter_batch": True}}, "disable_padded_drafter_batch"),
         ({"speculative": {"rejection_sample_method": "block"}}, "rejection_sample_method block"),
-        ({"kv_transfer_config": {"kv_connector": "ExampleConnector", "kv_role": "kv_both"}}, "--kv-transfer-config"),
+        ({"kv_transfer_config": {"kv_connector": "MooncakeConnector", "kv_role": "kv_both"}}, "MooncakeConnector has"),
     ],
 )  # fmt: skip
 def test_unsupported_flags(options: dict[str, Any], named: str, target: Path, head: Path, lines: list[str]) -> None:
