@@ -10,18 +10,25 @@ import ast
 import hashlib
 import importlib.util
 from collections.abc import Iterator
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import NamedTuple
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
-class Declared(NamedTuple):
+@dataclass(frozen=True)
+class Declared:
     """One name of an engine."""
 
     parameters: tuple[str, ...] | None  # of a function, as in inspect.signature; None for all else
-    digest: str  # of its syntax tree, without docstrings and comments
+    node: ast.AST
+
+    @cached_property
+    def digest(self) -> str:
+        """Of its syntax tree, without docstrings and comments."""
+        text = ast.unparse(_WithoutDocstrings().visit(ast.parse(ast.unparse(self.node))))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 class EngineSource:
@@ -43,7 +50,7 @@ class EngineSource:
     def find(self, place: str) -> Declared | None:
         """What a dotted name stands for; None where there is no such name."""
         node = self._resolve(place)
-        return None if node is None else Declared(_parameters(node), _digest(node))
+        return None if node is None else Declared(_parameters(node), node)
 
     def _resolve(self, place: str, depth: int = 0) -> ast.AST | None:
         """The node of a dotted name; names that a module imports are followed."""
@@ -171,8 +178,3 @@ def _parameters(node: ast.AST) -> tuple[str, ...] | None:
 class _WithoutDocstrings(ast.NodeTransformer):
     def visit_Expr(self, node: ast.Expr) -> ast.Expr | None:  # noqa: N802
         return None if isinstance(node.value, ast.Constant) and isinstance(node.value.value, str) else node
-
-
-def _digest(node: ast.AST) -> str:
-    text = ast.unparse(_WithoutDocstrings().visit(ast.parse(ast.unparse(node))))
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
