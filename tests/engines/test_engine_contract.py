@@ -35,6 +35,7 @@ def packages_of(environment: Path, engine: str) -> EngineSource:
     return EngineSource(folder, engine)
 
 
+@cache
 def wanted_of(engine: str) -> dict[str, str]:
     contract = importlib.import_module(f"eagle_plugin.{engine}.engine_contract").CONTRACT
     return wanted_names(engine, ROOT / "eagle_plugin" / engine, contract)
