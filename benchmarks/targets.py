@@ -1,7 +1,8 @@
 """Which targets the plugin serves in which engine, with which kind of head: tried one by one, with tiny random models.
 
     python benchmarks/targets.py [--engine sglang] [--family qwen3 ...] [--out out]
-    python benchmarks/targets.py --document          the table of docs/targets.md, of out/targets.json
+    python benchmarks/targets.py --features          checkpoints and flags beyond families, by their tests
+    python benchmarks/targets.py --document          the tables of docs/targets.md, of out/targets.json
 
 For every family and kind of head an engine is started twice in float32, plain and with the plugin's flags. Both answer
 the same questions without pictures, greedily: the texts must be equal. (vLLM has no plain decoding of Qwen3-Next and
@@ -35,6 +36,8 @@ from tiny_checkpoints import read_config
 from word_prompts import make_prompts
 
 from benchmarks.marked_table import replace_table
+from benchmarks.target_features import BEGIN as FEATURES_BEGIN
+from benchmarks.target_features import FEATURES, FeatureRow, features_table, try_feature
 from eagle_plugin.bench.load import Completion, LoadError, Sampling, accept_length, ask_all
 from eagle_plugin.bench.outputs import write_json
 from eagle_plugin.bench.progress import Steps
@@ -94,6 +97,7 @@ class Document(Strict):
     shape: tuple[int, int, int]
     tokens: int
     rows: list[Row]
+    features: list[FeatureRow] = []
 
 
 class Answers(NamedTuple):
@@ -208,9 +212,10 @@ def served_table(rows: Sequence[Row]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def write_document(path: Path, rows: Sequence[Row]) -> None:
-    """Replace the table in this file. ValueError where its marks are not there."""
+def write_document(path: Path, rows: Sequence[Row], features: Sequence[FeatureRow]) -> None:
+    """Replace the tables in this file. ValueError where their marks are not there."""
     replace_table(path, BEGIN, served_table(rows))
+    replace_table(path, FEATURES_BEGIN, features_table(features))
 
 
 def show(rows: Sequence[Row], console: Console) -> None:
@@ -230,16 +235,35 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engine", choices=ENGINES, nargs="+", default=list(ENGINES), help="default: both")
     parser.add_argument("--family", choices=list(NAMES), nargs="+", default=list(NAMES), help="default: all")
+    names = sorted({feature.name for feature in FEATURES})
+    parser.add_argument("--features", choices=names, nargs="*", help="try these in place of families; none named: all")
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder of targets.json (default: out)")
     parser.add_argument(
-        "--document", action="store_true", help="write the table of out/targets.json into docs/targets.md"
+        "--document", action="store_true", help="write the tables of out/targets.json into docs/targets.md"
     )
     return parser.parse_args(argv)
 
 
-def kept_rows(path: Path) -> list[Row]:
-    """The rows of an earlier run; those that are tried again replace theirs."""
-    return Document.model_validate_json(path.read_text(encoding="utf-8")).rows if path.exists() else []
+def kept(path: Path) -> Document:
+    """What earlier runs found; what is tried again replaces its rows."""
+    if path.exists():
+        return Document.model_validate_json(path.read_text(encoding="utf-8"))
+    return Document(shape=SHAPE, tokens=TOKENS, rows=[])
+
+
+def try_features(chosen: Sequence[str], path: Path, console: Console) -> int:
+    """Run the tests of these features, all if none is named; 1 if one failed."""
+    document, steps = kept(path), Steps(console)
+    wanted = [feature for feature in FEATURES if not chosen or feature.name in chosen]
+    rows = {(row.feature, row.engine): row for row in document.features}
+    with sigterm_as_exit(), steps.step("features") as step:
+        for number, feature in enumerate(wanted):
+            step.update(f"{number / len(wanted):.0%}, {feature.name} in {feature.engine}", number / len(wanted))
+            log = path.parent / "logs" / "features" / f"{number}-{feature.engine}.log"
+            rows[feature.name, feature.engine] = try_feature(feature, log)
+            write_json(document.model_copy(update={"features": list(rows.values())}), path)
+    console.print(features_table(list(rows.values())))
+    return int(any(row.served_by != "plugin" for row in rows.values()))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -250,9 +274,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not path.exists():
             console.print(f"there is no {path}: run python benchmarks/targets.py first")
             return 2
-        write_document(ROOT / "docs/targets.md", kept_rows(path))
+        write_document(ROOT / "docs/targets.md", kept(path).rows, kept(path).features)
         return 0
-    rows: dict[tuple[str, str, str], Row] = {(r.family, r.engine, r.head): r for r in kept_rows(path)}
+    if options.features is not None:
+        return try_features(options.features, path, console)
+    document = kept(path)
+    rows: dict[tuple[str, str, str], Row] = {(r.family, r.engine, r.head): r for r in document.rows}
     steps, tried = Steps(console), [(e, f) for e in options.engine for f in options.family]
     with sigterm_as_exit(), steps.step("targets") as step:
         for number, (engine, family) in enumerate(tried):
@@ -260,7 +287,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             for row in rows_of(engine, family, options.out / "logs"):
                 rows[row.family, row.engine, row.head] = row
             # Whole after every family: a run that ends early leaves what it found.
-            write_json(Document(shape=SHAPE, tokens=TOKENS, rows=list(rows.values())), path)
+            write_json(document.model_copy(update={"rows": list(rows.values())}), path)
     show(list(rows.values()), console)
     return int(any(row.greedy_equal is False for row in rows.values()))
 

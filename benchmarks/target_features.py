@@ -1,0 +1,112 @@
+"""Checkpoints and flags beyond the families of `benchmarks/targets.py`, each shown by tests that compare whole texts.
+
+A feature is served where its tests pass: they run the engine with the plugin and without it over a tiny target, compare
+greedy float32 text, and fail under a planted fault. What no CPU here runs is shown on fake CUDA tensors and in Triton's
+interpreter, and compares no text.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from eagle_plugin.bench.quartiles import Strict
+from eagle_plugin.bench.spec import EngineName
+
+ROOT = Path(__file__).resolve().parents[1]
+BEGIN = "<!-- benchmarks/targets.py --features --document -->\n"
+SECONDS = 1800  # of the tests of one feature
+Device = Literal["CPU", "fake CUDA", "Triton's interpreter"]
+ENVIRONMENTS = {"sglang": ".venv-sglang", "vllm": ".venv-vllm"}
+
+
+class Feature(NamedTuple):
+    """What users have, and the tests that show it, as pytest names them below tests/."""
+
+    name: str
+    engine: EngineName
+    tests: tuple[str, ...]
+    device: Device = "CPU"
+
+
+class FeatureRow(Strict):
+    """One feature in one engine."""
+
+    feature: str
+    engine: str
+    device: str
+    served_by: str  # "plugin", or "unknown" where a test failed
+    greedy_equal: bool | None  # None: these tests compare no text of a plain engine
+    passed: int
+    seconds: float
+    tests: list[str]
+
+
+VLLM, SGLANG = "engines/vllm/test_", "engines/sglang/test_"
+FEATURES = (
+    Feature("images in the prompt", "sglang", (f"{SGLANG}multimodal.py::test_pictures_in_prompts",)),
+    Feature("images in the prompt", "vllm", (f"{VLLM}multimodal.py::test_pictures_in_prompts",)),
+    Feature("quantised: AWQ", "sglang", (f"{SGLANG}quantised.py",)),
+    Feature(
+        "quantised: w4a16, GPTQ, AWQ, FP8 blocks", "vllm", (f"{VLLM}quantised.py::test_text_equals_plain_decoding",)
+    ),
+    Feature("quantised lm_head", "vllm", (f"{VLLM}quantised.py::test_a_quantised_output_layer_is_the_heads_too",)),
+    Feature("8-bit KV cache", "vllm", (f"{VLLM}float8_engine.py",)),
+    Feature("8-bit KV cache", "sglang", (f"{SGLANG}float8_caches.py",), "fake CUDA"),
+    Feature("8-bit KV cache, kernels", "vllm", ("kernels/test_triton_interpreter.py",), "Triton's interpreter"),
+    Feature("gated delta nets", "vllm", (f"{VLLM}linear_attention.py::test_text_and_distribution",)),
+    Feature("gated delta nets on GPUs", "vllm", (f"{VLLM}linear_attention.py::test_text_by_replays",), "fake CUDA"),
+    Feature("LoRA", "sglang", (f"{SGLANG}lora.py",)),
+    Feature("LoRA", "vllm", (f"{VLLM}lora.py",)),
+    Feature("tensor parallelism", "sglang", (f"{SGLANG}tensor_parallel.py",)),
+    Feature("tensor parallelism", "vllm", (f"{VLLM}tensor_parallel.py",)),
+    Feature("prefill and decode on two servers", "vllm", (f"{VLLM}kv_connectors.py",)),
+)
+
+
+def try_feature(feature: Feature, log: Path) -> FeatureRow:
+    """Run the tests of a feature in its engine's environment; their output is in `log`."""
+    python = ROOT / ENVIRONMENTS[feature.engine] / "bin/python"
+    settings = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_OFFLINE": "1"}
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | settings
+    files = [f"tests/{test}" for test in feature.tests]
+    command = [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", *files]
+    command += ["-n", "0"] if feature.engine == "sglang" else []
+    log.parent.mkdir(parents=True, exist_ok=True)
+    began = time.monotonic()
+    with log.open("w", encoding="utf-8") as sink:
+        try:
+            code = subprocess.run(
+                command, cwd=ROOT, env=environment, stdout=sink, stderr=sink, timeout=SECONDS
+            ).returncode
+        except subprocess.TimeoutExpired:
+            code = 124
+    found = re.search(r"^(?:\d+ \w+, )?(\d+) passed", log.read_text(encoding="utf-8"), re.MULTILINE)
+    passed = int(found[1]) if found else 0
+    served = code == 0 and passed > 0
+    return FeatureRow(
+        feature=feature.name,
+        engine=feature.engine,
+        device=feature.device,
+        served_by="plugin" if served else "unknown",
+        greedy_equal=served if feature.device == "CPU" else None,
+        passed=passed,
+        seconds=time.monotonic() - began,
+        tests=list(feature.tests),
+    )
+
+
+def features_table(rows: Sequence[FeatureRow]) -> str:
+    """Features by engines, in Markdown."""
+    lines = ["| checkpoint or flag | engine | shown on | text equal | tests |", "|---|---|---|---|---|"]
+    for row in rows:
+        equal = {True: "yes", False: "**no**", None: "not compared"}[row.greedy_equal]
+        equal = equal if row.served_by == "plugin" else "**a test failed**"
+        tests = ", ".join(f"`{test}`" for test in row.tests)
+        lines.append(f"| {row.feature} | {row.engine} | {row.device} | {equal} | {tests} |")
+    return "\n".join(lines) + "\n"
