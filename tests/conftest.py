@@ -17,6 +17,8 @@ import torch
 torch.set_num_threads(1)
 # No test uses the credentials of its user, or asks the metadata service of a cloud for some.
 os.environ |= {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_EC2_METADATA_DISABLED": "true"}
+# Linux moves memory about to make huge pages, seconds of each server that starts.
+os.environ.setdefault("EAGLE_HUGE_PAGES", "0")
 os.environ |= {"AWS_REGION": "us-east-1", "GOOGLE_SKIP_SIGNATURE": "true", "AZURE_SKIP_SIGNATURE": "true"}
 
 if importlib.util.find_spec("vllm") is None:  # tests/test_vllm_environment.py runs these in the environment that has it

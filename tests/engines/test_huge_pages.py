@@ -33,9 +33,8 @@ print(next(line for line in lines[at:] if line.startswith("AnonHugePages")))
 
 
 def run(**environment: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, env=os.environ | environment, check=False
-    )
+    given = os.environ | {"EAGLE_HUGE_PAGES": "1"} | environment  # other tests do without: conftest.py
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, env=given, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -67,6 +66,7 @@ def test_switched_off_by_the_user() -> None:
 def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder in the place of the system's."""
     monkeypatch.setattr(huge_pages, "SYSTEM", tmp_path)
+    monkeypatch.delenv("EAGLE_HUGE_PAGES")
     return tmp_path
 
 

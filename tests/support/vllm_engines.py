@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 from tiny_checkpoints import read_config
 from vllm import LLM, RequestOutput, SamplingParams
@@ -84,12 +85,15 @@ def engine(
     finally:
         for name in ("EAGLE_PLUGIN", "EAGLE_POLICY"):
             os.environ.pop(name, None)
-        if llm is not None:
-            llm.llm_engine.engine_core.shutdown()
         _open -= 1
+        with patch.object(gc, "collect"):  # which vLLM asks for several times, over all modules
+            if llm is not None:
+                llm.llm_engine.engine_core.shutdown()
+            if not _open:
+                cleanup_dist_env_and_memory()
+        gc.collect()
         if not _open:
-            cleanup_dist_env_and_memory()
-            gc.freeze()  # which that has undone: tests/conftest.py
+            gc.freeze()  # which vLLM has undone: tests/conftest.py
 
 
 def _is_served(llm: LLM) -> bool:
