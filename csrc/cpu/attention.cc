@@ -174,10 +174,10 @@ AttentionSpec check_call(const TensorView& q, const TensorView& k, const TensorV
   const DLDataType stored = is_float8(k.dtype()) ? k.dtype() : dtype;
   a.element_size = stored.bits / 8;
   a.stored = same(stored, kE5M2) ? Float8::kE5M2 : Float8::kE4M3;
-  check(k, "k_cache", stored, {kAny, kAny, a.dim});
+  a.k_stride = check_rows(k, "k_cache", stored, {kAny, kAny, a.dim});
   a.slots = k.size(0);
   a.kv_heads = k.size(1);
-  check(v, "v_cache", stored, {a.slots, a.kv_heads, kAny});
+  a.v_stride = check_rows(v, "v_cache", stored, {a.slots, a.kv_heads, kAny});
   a.dim_v = v.size(2);
   if (a.kv_heads < 1 || a.q_heads % a.kv_heads) {
     TVM_FFI_THROW(ValueError) << "q has " << a.q_heads << " heads over " << a.kv_heads
@@ -185,7 +185,7 @@ AttentionSpec check_call(const TensorView& q, const TensorView& k, const TensorV
   }
   for (int64_t dim : {a.dim, a.dim_v}) {
     if (dim < 16 || dim > kMaxDim || dim % 16) {
-      TVM_FFI_THROW(ValueError) << "head_dim is " << dim << ", wanted a multiple of 16 up to 256: use the torch path";
+      TVM_FFI_THROW(ValueError) << "head_dim is " << dim << ", wanted a multiple of 16 up to " << kMaxDim << ": use the torch path";
     }
   }
   a.group = a.q_heads / a.kv_heads;

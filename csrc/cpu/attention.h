@@ -10,7 +10,7 @@ namespace eagle {
 
 constexpr float kHidden = -1e30f;  // a logit that is masked; anything below kHidden / 10 weighs nothing
 constexpr int kRowTile = 4;        // rows computed together
-constexpr int kMaxDim = 256;
+constexpr int kMaxDim = 576;       // the latent rows of DeepSeek: 512 numbers, which are the values too, and 64
 constexpr int kMaxStretches = 8;                      // of one group of rows, see Plan::add in csrc/cpu/attention.cc
 constexpr int kVectors = simd::kLanes == 16 ? 4 : 2;  // vectors per row of a tile: as many as the registers hold
 
@@ -19,6 +19,7 @@ struct AttentionSpec {  // what all requests of a call share
   void* out;
   const float* sinks;  // [q_heads] or null
   int64_t q_stride;    // elements from one query to the next
+  int64_t k_stride, v_stride;  // elements of the cache from one slot to the next
   int64_t q_heads, kv_heads, group, dim, dim_v, slots;
   int64_t element_size;  // bytes of a number in the cache
   Float8 stored;         // what it is where element_size is 1; else the type of the queries
@@ -80,10 +81,10 @@ void stage_keys(const T* const* rows, int64_t d, float* keys, int column) {
   }
 }
 
-// One row of an 8-bit cache, as `values` say; `at` is its number.
+// One row of an 8-bit cache, as `values` say; `at` is where it begins.
 template <class T>
 const T* read_float8(const T* values, const void* cache, int64_t at, int64_t dim, T* out) {
-  const uint8_t* bits = static_cast<const uint8_t*>(cache) + at * dim;
+  const uint8_t* bits = static_cast<const uint8_t*>(cache) + at;
   for (int64_t d = 0; d < dim; ++d) out[d] = values[bits[d]];
   return out;
 }
@@ -104,14 +105,14 @@ bool stage_block(const AttentionSpec& a, const Stretch& s, int64_t start, uint64
     if (seen >> j & 1) {
       const int64_t slot = s.slots[start + j];
       if (slot < 0 || slot >= a.slots) return false;
-      const int64_t at = slot * a.kv_heads + s.kv_head;
+      const int64_t key = slot * a.k_stride + s.kv_head * a.dim, value = slot * a.v_stride + s.kv_head * a.dim_v;
       if (float8) {
         T* out = reinterpret_cast<T*>(w.read) + j * (a.dim + a.dim_v);
-        rows[j] = read_float8(float8, a.k, at, a.dim, out);
-        values[j] = read_float8(float8, a.v, at, a.dim_v, out + a.dim);
+        rows[j] = read_float8(float8, a.k, key, a.dim, out);
+        values[j] = read_float8(float8, a.v, value, a.dim_v, out + a.dim);
       } else {
-        rows[j] = static_cast<const T*>(a.k) + at * a.dim;
-        values[j] = static_cast<const T*>(a.v) + at * a.dim_v;
+        rows[j] = static_cast<const T*>(a.k) + key;
+        values[j] = static_cast<const T*>(a.v) + value;
       }
     }
     if (!widen) continue;

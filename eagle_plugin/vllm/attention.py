@@ -99,15 +99,16 @@ def cache_rows(kv_cache: Tensor) -> CacheRows:
     return CacheRows(rows[:-size], rows[size:])
 
 
-def slot_table(block_table: Tensor, block_size: int, positions: int) -> Tensor:
+def slot_table(block_table: Tensor, block_size: int, positions: int, rows_per_token: int = 2) -> Tensor:
     """The cache row of each of the first `positions` positions, [b, S] int32; block_table [b, blocks] int32.
 
-    Positions after the end of the block table get row 0. Only padding has them: a tree that was cut short at the
-    maximal length of its request is as wide as the others of its batch.
+    rows_per_token: 1 of a latent cache, which has no values beside its keys. Positions after the end of the block table
+    get row 0. Only padding has them: a tree that was cut short at the maximal length of its request is as wide as the
+    others of its batch.
     """
     blocks = min(-(-positions // block_size), block_table.shape[1])
     offsets = torch.arange(block_size, dtype=torch.int32, device=block_table.device)
-    first = block_table[:, :blocks].int() * (2 * block_size)
+    first = block_table[:, :blocks].int() * (rows_per_token * block_size)
     table = (first[:, :, None] + offsets).view(len(block_table), -1)
     return table if table.shape[1] >= positions else pad(table, (0, positions - table.shape[1]))
 
@@ -144,6 +145,32 @@ def attend_chains(query: Tensor, cache: CacheRows, chains: list[Chains], options
     """`extend_attention` by `tree_attention`: query and out [N, Hq, D]; out gets the rows of the chains."""
     for tree, rows, table in chains:
         visible = (table, tree.requests, tree.prefix_lens, tree.ancestors)
+        out[rows] = tree_attention(query[rows], *cache, *visible, tail=tree.tail, **options)
+
+
+def attend_extend(
+    query: Tensor, cache: CacheRows, metadata: TreeMetadata, options: dict[str, Any], out: Tensor
+) -> None:
+    """Attend from the rows of `metadata.rows.extend`; query [N, Hq, D], out [N, Hq, Dv]; options: of the kernels."""
+    extend = metadata.rows.extend
+    assert extend is not None
+    if query.is_cpu:
+        rows = (extend.requests, extend.seq_lens, extend.lens, extend.starts)
+        extend_attention(query, *cache, metadata.slot_table, *rows, out=out, **options)
+    else:
+        attend_chains(query, cache, metadata.chains(), options, out)
+
+
+def attend_trees(
+    query: Tensor, cache: CacheRows, metadata: TreeMetadata, options: dict[str, Any], out: Tensor
+) -> None:
+    """Attend from the nodes of `metadata.rows.tree`, as `attend_extend` does from the other rows."""
+    tree, rows = metadata.rows.tree, metadata.rows.query
+    assert tree is not None
+    visible = (metadata.slot_table, tree.requests, tree.prefix_lens, tree.ancestors)
+    if rows is None:
+        tree_attention(query, *cache, *visible, tail=tree.tail, out=out, **options)
+    else:
         out[rows] = tree_attention(query[rows], *cache, *visible, tail=tree.tail, **options)
 
 
@@ -247,15 +274,10 @@ class TreeAttentionImpl(AttentionImpl):
             "sinks": self.sinks,
             **scales,
         }
-        extend, tree, tree_query, _ = attn_metadata.rows
-        if extend is not None:
+        if attn_metadata.rows.extend is not None:
             self.extend(query, kv_cache, cache, attn_metadata, options, output)
-        if tree is not None:
-            visible = (attn_metadata.slot_table, tree.requests, tree.prefix_lens, tree.ancestors)
-            if tree_query is None:
-                tree_attention(query, *cache, *visible, tail=tree.tail, out=output, **options)
-            else:
-                output[tree_query] = tree_attention(query[tree_query], *cache, *visible, tail=tree.tail, **options)
+        if attn_metadata.rows.tree is not None:
+            attend_trees(query, cache, attn_metadata, options, output)
         return padded
 
     def extend(
@@ -267,14 +289,8 @@ class TreeAttentionImpl(AttentionImpl):
         options: dict[str, Any],
         out: Tensor,
     ) -> None:
-        """Attend from the rows of `metadata.rows.extend`; cache: kv_cache as rows; options: of the kernels."""
-        extend = metadata.rows.extend
-        assert extend is not None
-        if query.is_cpu:
-            rows = (extend.requests, extend.seq_lens, extend.lens, extend.starts)
-            extend_attention(query, *cache, metadata.slot_table, *rows, out=out, **options)
-        else:
-            attend_chains(query, cache, metadata.chains(), options, out)
+        """`attend_extend`; cache: kv_cache as rows."""
+        attend_extend(query, cache, metadata, options, out)
 
     def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
         """Sinks enter the kernels as float32 logits."""

@@ -24,6 +24,7 @@ from eagle_plugin.vllm.compile_cache import set_compile_key
 from eagle_plugin.vllm.draft_limits import draft_limits, limits_above
 from eagle_plugin.vllm.gpu import unsupported_on_gpu
 from eagle_plugin.vllm.head_rules import check_head
+from eagle_plugin.vllm.latent_limits import unserved_latent
 from eagle_plugin.vllm.masked_rows import configured_levels
 from eagle_plugin.vllm.options import Options
 from eagle_plugin.vllm.plugin_config import PluginConfig, set_plugin_config
@@ -213,7 +214,7 @@ def unsupported_reasons(vllm_config: Any) -> list[str]:
         ),
         (vllm_config.kv_transfer_config is not None, "--kv-transfer-config: it is not served yet"),
         *_unserved_caches(vllm_config),
-        (model.use_mla, f"target {name}: latent (MLA) attention is not served yet"),
+        *unserved_latent(vllm_config),
         (
             model.is_attention_free or (model.is_hybrid and name not in GATED_DELTA_NETS),
             f"target {name}: state-space layers are not served yet",

@@ -36,6 +36,27 @@ CHANGES: dict[str, dict[str, Any]] = {
     },
     "gpt_oss": {"sliding_window": WINDOW},
     "llama4_text": {"attention_chunk_size": CHUNK},
+    # vLLM decodes plainly on a CPU with rows of 512 + 64 numbers alone, and right with YaRN alone (docs/targets.md). The
+    # last three are as in the published checkpoints.
+    "deepseek_v3": {
+        "head_dim": 64,
+        "kv_lora_rank": 512,
+        "q_lora_rank": 32,
+        "qk_rope_head_dim": 64,
+        "qk_nope_head_dim": 32,
+        "v_head_dim": 32,
+        "topk_method": "noaux_tc",
+        "scoring_func": "sigmoid",
+        "rope_scaling": {
+            "type": "yarn",
+            "factor": 4.0,
+            "original_max_position_embeddings": 256,
+            "beta_fast": 32,
+            "beta_slow": 1,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+        },
+    },
     "qwen3_next": {"linear_key_head_dim": 16, "linear_value_head_dim": 16, "full_attention_interval": 4},
 }
 # Of the text model's own class SGLang loads no experts (docs/upstream.md).
@@ -51,6 +72,8 @@ SCALES: dict[str, tuple[tuple[str, float], ...]] = {
 LOW_TEMPERATURES = {"gemma3_text": 0.1, "gemma4_text": 0.1}
 
 KINDS = ("eagle3", "peagle", "eagle2")
+# Layers whose states an EAGLE-3 head reads; of DeepSeek's SGLang does not give that of the first layer.
+AUX_LAYERS = {"deepseek_v3": (2, 4, 6)}
 # Layers of a P-EAGLE head, where two are not served: beside four layers with windows and four without, vLLM puts the
 # caches of two layers into two groups.
 PEAGLE_LAYERS = {"gpt_oss": 1}
@@ -103,10 +126,11 @@ def family_head(
     """Write an untrained head of a kind for such a target; layers: of P-EAGLE."""
     printable = printable_ids(target)
     options: dict[str, Any] = {}
+    model_type = read_config(target)["model_type"]
     if kind != "eagle2":
-        options = {"draft_ids": spoken(printable, says), "aux_layers": (1, 4, 6)}
+        options = {"draft_ids": spoken(printable, says), "aux_layers": AUX_LAYERS.get(model_type, (1, 4, 6))}
     if kind == "peagle":
-        layers = layers or PEAGLE_LAYERS.get(read_config(target)["model_type"], 2)
+        layers = layers or PEAGLE_LAYERS.get(model_type, 2)
         options |= {"layers": layers, "mask_token_id": PAD}
     head = new_head(kind, target, num_heads=2, num_kv_heads=2, head_dim=32, **options)
     save_head(head, folder, target_dir=target, dtype=torch.float32)

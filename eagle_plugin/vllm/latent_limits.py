@@ -1,0 +1,39 @@
+"""What our worker does not serve of targets with latent attention (MLA)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+def unserved_latent(vllm_config: Any) -> tuple[tuple[bool, str], ...]:
+    """What holds of this ``VllmConfig`` and keeps our worker from a target with latent attention, each with its
+    sentence; empty for other targets."""
+    model, parallel, cache = vllm_config.model_config, vllm_config.parallel_config, vllm_config.cache_config
+    if not model.use_mla:
+        return ()
+    target = f"target {model.architectures[0]}"
+    own = str(model.dtype).removeprefix("torch.")
+    on_cpu = vllm_config.device_config.device_type == "cpu"
+    asked = getattr(vllm_config.attention_config.backend, "name", None)
+    return (
+        (not on_cpu, f"{target}: latent (MLA) attention is served on CPUs only yet"),
+        (
+            # vLLM takes its AMX kernels then, with a cache and weights in an order of their own.
+            on_cpu and asked != "CPU_MLA" and torch.cpu._is_amx_tile_supported(),
+            f"{target}: latent (MLA) attention by vLLM's AMX kernels is not served yet; with --attention-backend "
+            "CPU_MLA it is",
+        ),
+        (
+            hasattr(model.hf_text_config, "index_topk"),
+            f"{target}: sparse latent (DSA) attention is not served yet",
+        ),
+        (
+            cache.cache_dtype not in ("auto", own),
+            f"--kv-cache-dtype {cache.cache_dtype}: it is not served with latent (MLA) attention yet",
+        ),
+        (parallel.tensor_parallel_size > 1, f"--tensor-parallel-size: it is not served with {target} yet"),
+        (bool(vllm_config.lora_config), f"--enable-lora: it is not served with {target} yet"),
+        (model.is_multimodal_model, f"{target}: latent (MLA) attention of multimodal models is not served yet"),
+    )
