@@ -17,6 +17,7 @@ def unserved_latent(vllm_config: Any) -> tuple[tuple[bool, str], ...]:
     own = str(model.dtype).removeprefix("torch.")
     on_cpu = vllm_config.device_config.device_type == "cpu"
     asked = getattr(vllm_config.attention_config.backend, "name", None)
+    rope = getattr(model.hf_text_config, "rope_parameters", None) or {}
     return (
         (not on_cpu, f"{target}: latent (MLA) attention is served on CPUs only yet"),
         (
@@ -24,6 +25,13 @@ def unserved_latent(vllm_config: Any) -> tuple[tuple[bool, str], ...]:
             on_cpu and asked != "CPU_MLA" and torch.cpu._is_amx_tile_supported(),
             f"{target}: latent (MLA) attention by vLLM's AMX kernels is not served yet; with --attention-backend "
             "CPU_MLA it is",
+        ),
+        (
+            # vLLM's other embeddings rotate rows of `query` in place and take its strides for others on a CPU: what a
+            # request gets depends on the requests beside it.
+            on_cpu and not _has_yarn(rope),
+            f"{target}: rotary embedding {rope.get('rope_type')} of latent (MLA) attention is not served on CPUs, where "
+            "vLLM rotates wrong rows by it and plain text depends on the batch; YaRN is",
         ),
         (
             hasattr(model.hf_text_config, "index_topk"),
@@ -37,3 +45,8 @@ def unserved_latent(vllm_config: Any) -> tuple[tuple[bool, str], ...]:
         (bool(vllm_config.lora_config), f"--enable-lora: it is not served with {target} yet"),
         (model.is_multimodal_model, f"{target}: latent (MLA) attention of multimodal models is not served yet"),
     )
+
+
+def _has_yarn(rope: dict[str, Any]) -> bool:
+    """Whether vLLM takes its embedding "deepseek_yarn" for these ``rope_parameters``."""
+    return "yarn" in rope.get("rope_type", "default") and rope.get("attention_factor") != 1.0
