@@ -24,7 +24,10 @@ CONTRACT: Contract = {
         "from_cli_args": "cls ...",
         **attributes("model speculative_config"),
     },
-    "vllm.config.SchedulerConfig": {"get_scheduler_cls": "self", "async_scheduling": ""},
+    "vllm.config.SchedulerConfig": {
+        "get_scheduler_cls": "self",
+        **attributes("async_scheduling enable_chunked_prefill max_num_batched_tokens max_num_scheduled_tokens"),
+    },
     _SCHEDULER: {
         "make_spec_decoding_stats": "",
         "update_draft_token_ids": "self draft_token_ids",

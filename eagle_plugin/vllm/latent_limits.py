@@ -47,6 +47,17 @@ def unserved_latent(vllm_config: Any) -> tuple[tuple[bool, str], ...]:
     )
 
 
+def schedule_whole_prompts(vllm_config: Any) -> None:
+    """Let a step have room for the longest prompt of a target with latent attention.
+
+    On a CPU vLLM switches chunked prefill off for it and makes ``max_num_batched_tokens`` as large as a prompt can be,
+    but with drafts it has taken the scheduler's limit from the value before: a longer prompt would wait for ever.
+    """
+    scheduler = vllm_config.scheduler_config
+    if vllm_config.model_config.use_mla and not scheduler.enable_chunked_prefill:
+        scheduler.max_num_scheduled_tokens = scheduler.max_num_batched_tokens
+
+
 def _has_yarn(rope: dict[str, Any]) -> bool:
     """Whether vLLM takes its embedding "deepseek_yarn" for these ``rope_parameters``."""
     return "yarn" in rope.get("rope_type", "default") and rope.get("attention_factor") != 1.0

@@ -24,7 +24,7 @@ from eagle_plugin.vllm.compile_cache import set_compile_key
 from eagle_plugin.vllm.draft_limits import draft_limits, limits_above
 from eagle_plugin.vllm.gpu import unsupported_on_gpu
 from eagle_plugin.vllm.head_rules import check_head
-from eagle_plugin.vllm.latent_limits import unserved_latent
+from eagle_plugin.vllm.latent_limits import schedule_whole_prompts, unserved_latent
 from eagle_plugin.vllm.masked_rows import configured_levels
 from eagle_plugin.vllm.options import Options
 from eagle_plugin.vllm.plugin_config import PluginConfig, set_plugin_config
@@ -109,6 +109,7 @@ def choose_worker(vllm_config: Any) -> None:
         _log_once(logging.WARNING, WARNING % source_of(synthetic, SETTING))
     keep_hits_long(speculative)
     speculative.parallel_drafting = False  # it is how vLLM drafts; our worker knows the head by its mask token
+    schedule_whole_prompts(vllm_config)
     if vllm_config.model_config.is_hybrid:
         _keep_one_state(vllm_config)
         _split_at_our_operator(vllm_config.compilation_config)

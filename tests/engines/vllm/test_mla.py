@@ -58,7 +58,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
 
 @pytest.fixture(scope="module")
 def trees(models: Models) -> Iterator[LLM]:
-    with engine(models.target, models.head, **TREES) as llm:
+    with engine(models.target, models.head, max_num_batched_tokens=32, **TREES) as llm:  # less than a prompt
         yield llm
 
 
@@ -163,6 +163,13 @@ def config(models: Models, monkeypatch: pytest.MonkeyPatch) -> VllmConfig:
 def test_what_is_left_to_vllm(change: Callable[[VllmConfig], None], named: str, config: VllmConfig) -> None:
     change(config)
     assert [named in reason for reason in latent_reasons(config)] == [True]
+
+
+def test_a_step_has_room_for_the_longest_prompt(models: Models) -> None:
+    """vLLM's limit of a step would be 32 tokens, and longer prompts would wait for ever."""
+    scheduler = configure(models.target, models.head, max_num_batched_tokens=32).scheduler_config
+    assert not scheduler.enable_chunked_prefill
+    assert scheduler.max_num_scheduled_tokens == scheduler.max_num_batched_tokens >= 128
 
 
 def latent_reasons(config: VllmConfig) -> list[str]:
