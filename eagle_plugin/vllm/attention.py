@@ -161,9 +161,7 @@ def attend_extend(
         attend_chains(query, cache, metadata.chains(), options, out)
 
 
-def attend_trees(
-    query: Tensor, cache: CacheRows, metadata: TreeMetadata, options: dict[str, Any], out: Tensor
-) -> None:
+def attend_trees(query: Tensor, cache: CacheRows, metadata: TreeMetadata, options: dict[str, Any], out: Tensor) -> None:
     """Attend from the nodes of `metadata.rows.tree`, as `attend_extend` does from the other rows."""
     tree, rows = metadata.rows.tree, metadata.rows.query
     assert tree is not None

@@ -30,8 +30,8 @@ def unserved_latent(vllm_config: Any) -> tuple[tuple[bool, str], ...]:
             # vLLM's other embeddings rotate rows of `query` in place and take its strides for others on a CPU: what a
             # request gets depends on the requests beside it.
             on_cpu and not _has_yarn(rope),
-            f"{target}: rotary embedding {rope.get('rope_type')} of latent (MLA) attention is not served on CPUs, where "
-            "vLLM rotates wrong rows by it and plain text depends on the batch; YaRN is",
+            f"{target}: rotary embedding {rope.get('rope_type')} of latent (MLA) attention is not served on CPUs, as "
+            "vLLM rotates wrong rows by it there and plain text depends on the batch; YaRN is served",
         ),
         (
             hasattr(model.hf_text_config, "index_topk"),

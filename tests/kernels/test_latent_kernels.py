@@ -41,7 +41,9 @@ def test_tree_attention(
 
 
 @fewer
-@given(st.integers(0, 2**31), heads, dims, dtypes, st.lists(st.tuples(st.integers(0, 100), st.integers(0, 90)), max_size=3))
+@given(
+    st.integers(0, 2**31), heads, dims, dtypes, st.lists(st.tuples(st.integers(0, 100), st.integers(0, 90)), max_size=3)
+)
 def test_extend_attention(
     seed: int, group: int, dim: tuple[int, int], dtype: torch.dtype, lens: list[tuple[int, int]]
 ) -> None:

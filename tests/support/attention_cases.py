@@ -30,7 +30,7 @@ class Case:
         stored: torch.dtype | None = None,
         latent: bool = False,
     ):
-        """stored: of the cache, where it is one of 8-bit floats. latent: the values are the first numbers of the keys."""
+        """stored: of the cache, where it is one of 8-bit floats. latent: values are the first numbers of the keys."""
         self.gen = gen = torch.Generator().manual_seed(seed)
         self.dtype, self.heads = dtype, kv_heads * group
         b, longest = len(lens), max(lens, default=0)

@@ -54,8 +54,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     },
     "gpt_oss": {"sliding_window": WINDOW},
     "llama4_text": {"attention_chunk_size": CHUNK},
-    "deepseek_v3": LATENT_ROWS
-    | {"topk_method": "noaux_tc", "scoring_func": "sigmoid"},  # of the published checkpoints
+    "deepseek_v3": LATENT_ROWS | {"topk_method": "noaux_tc", "scoring_func": "sigmoid"},  # of the published checkpoints
     "deepseek_v2": LATENT_ROWS,
     "qwen3_next": {"linear_key_head_dim": 16, "linear_value_head_dim": 16, "full_attention_interval": 4},
 }
