@@ -57,6 +57,8 @@ NAMES = {
     "qwen3": "Qwen3",
     "qwen3_moe": "Qwen3-MoE",
     "qwen3_next": "Qwen3-Next",
+    "deepseek_v2": "DeepSeek-V2",
+    "deepseek_v3": "DeepSeek-V3, Kimi-K2",
     "gemma3_text": "Gemma 3 (text)",
     "gemma4_text": "Gemma 4 (text)",
     "gpt_oss": "GPT-OSS",

@@ -185,7 +185,8 @@ AttentionSpec check_call(const TensorView& q, const TensorView& k, const TensorV
   }
   for (int64_t dim : {a.dim, a.dim_v}) {
     if (dim < 16 || dim > kMaxDim || dim % 16) {
-      TVM_FFI_THROW(ValueError) << "head_dim is " << dim << ", wanted a multiple of 16 up to 256: use the torch path";
+      TVM_FFI_THROW(ValueError) << "head_dim is " << dim << ", wanted a multiple of 16 up to " << kMaxDim
+                                << ": use the torch path";
     }
   }
   a.group = a.q_heads / a.kv_heads;

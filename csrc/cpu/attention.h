@@ -12,8 +12,8 @@ namespace eagle {
 
 constexpr float kHidden = -1e30f;  // a logit that is masked; anything below kHidden / 10 weighs nothing
 constexpr int kRowTile = 4;        // rows computed together
-constexpr int kMaxDim = 256;
-constexpr int kMaxStretches = 8;                      // of one group of rows, see Plan::add in csrc/cpu/attention.cc
+constexpr int kMaxDim = 576;       // the latent rows of DeepSeek: 512 numbers, which are the values too, and 64
+constexpr int kMaxStretches = 8;   // of one group of rows, see Plan::add in csrc/cpu/attention.cc
 constexpr int kVectors = simd::kLanes == 16 ? 4 : 2;  // vectors per row of a tile: as many as the registers hold
 
 struct AttentionSpec {  // what all requests of a call share

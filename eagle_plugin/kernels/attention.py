@@ -22,6 +22,7 @@ from eagle_plugin.kernels.loader import function
 __all__ = ["extend_attention", "tree_attention"]
 
 log = logging.getLogger(__name__)
+NATIVE_DIMS = range(16, 577, 16)  # up to the latent rows of DeepSeek
 NATIVE_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -60,6 +61,9 @@ def tree_attention(
 
     The caches may be of 8-bit floats, float8_e4m3fn or float8_e5m2; what they hold is multiplied by k_scale and v_scale
     [1] float32, None: 1. On a GPU the kernel reads the scales.
+
+    Latent attention (MLA) in its absorbed form is this with one key head whose values are the first Dv numbers of each
+    key: v_cache = k_cache[..., :Dv]. The rows of either cache may lie apart.
 
     Sinks [Hq] float32 are extra logits in the denominator. A row that sees no key gives zeros. TypeError and ValueError
     name a wrong input; on a GPU the contents of the integer tensors are not checked, because the host would have to
@@ -193,11 +197,10 @@ def _out(q: Tensor, v_cache: Tensor, out: Tensor | None) -> Tensor:
 
 
 def _native(name: str, q: Tensor, v_cache: Tensor) -> Callable[..., None] | None:
-    """The native kernel for what it supports: CPU, 16 or 32 bits, head_dim a multiple of 16 up to 256; else None."""
+    """The native kernel for what it supports: CPU, 16 or 32 bits, NATIVE_DIMS; else None."""
     if not q.is_cpu or q.dim() != 3 or v_cache.dim() != 3 or q.dtype not in NATIVE_DTYPES:
         return None
-    D, Dv = q.shape[2], v_cache.shape[2]
-    return None if D % 16 or Dv % 16 or not 0 < D <= 256 or not 0 < Dv <= 256 else function(name)
+    return function(name) if q.shape[2] in NATIVE_DIMS and v_cache.shape[2] in NATIVE_DIMS else None
 
 
 @functools.cache

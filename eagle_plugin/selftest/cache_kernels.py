@@ -33,6 +33,8 @@ class _Cache:
             for name, cache in (("k_scale", self.k), ("v_scale", self.v)):
                 new = trial.randn(len(used), *shape[1:], dtype=trial.dtype)
                 cache[used] = trial.stored(new, self.scales.get(name))
+        if model.latent:
+            self.v = self.k[..., : model.latent]
 
 
 def _prefixes(trial: Trial) -> Tensor:

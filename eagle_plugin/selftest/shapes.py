@@ -25,6 +25,7 @@ class ModelShape:
     heads: int = 32  # query heads
     kv_heads: int = 8
     head_dim: int = 128
+    latent: int = 0  # of latent attention (MLA): so many first numbers of a key are its value; 0 is off
     dtype: str = "bfloat16"
     kv_cache: str = "auto"
     vocabulary: int = 128256
@@ -40,6 +41,7 @@ class ModelShape:
         for name in ("heads", "kv_heads", "head_dim", "vocabulary", "draft_vocabulary", "steps", "topk"):
             self._require(name, getattr(self, name) >= 1, "at least 1")
         self._require("chunk", self.chunk >= 0, "at least 0")
+        self._require("latent", 0 <= self.latent <= self.head_dim, f"0 to head_dim, which is {self.head_dim}")
         self._require("heads", self.heads % self.kv_heads == 0, f"a multiple of kv_heads, which is {self.kv_heads}")
         self._require("dtype", self.dtype in DTYPES, " or ".join(DTYPES))
         self._require("kv_cache", self.kv_cache in CACHES, " or ".join(CACHES))
@@ -52,6 +54,11 @@ class ModelShape:
     def tree(self) -> Shape:
         """The caps of the draft trees."""
         return Shape(self.steps, self.topk, self.width)
+
+    @property
+    def value_dim(self) -> int:
+        """Numbers of a value."""
+        return self.latent or self.head_dim
 
     @property
     def torch_dtype(self) -> torch.dtype:

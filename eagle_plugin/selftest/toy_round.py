@@ -49,6 +49,9 @@ class ToyModel:
         kv_row = (model.kv_heads, model.head_dim)
         self.tables, self._model = tables, model
         self.keys, self.values = (trial.stored(trial.randn(slots, *kv_row, dtype=dtype), None) for _ in range(2))
+        self.caches = [self.keys, self.values]
+        if model.latent:
+            self.values, self.caches = self.keys[..., : model.latent], [self.keys]
         self._scales = trial.scales
         self._k, self._v = (trial.randn(size, *kv_row, dtype=dtype) for _ in range(2))
         self._q = trial.randn(size, model.heads, model.head_dim, dtype=dtype)
@@ -57,7 +60,10 @@ class ToyModel:
         self, tokens: Tensor, positions: Tensor, slots: Tensor, start: RoundStart, ancestors: Tensor, tail: int
     ) -> tuple[Tensor, Tensor]:
         """Logits [N, V'] and hidden states [N, H] after tokens, positions and slots [N] int64."""
-        kv.store_kv(self.keys, self.values, slots, self._k[tokens], self._v[tokens], **self._scales)
+        if self._model.latent:  # the engine stores it
+            self.keys[slots] = self._k[tokens]
+        else:
+            kv.store_kv(self.keys, self.values, slots, self._k[tokens], self._v[tokens], **self._scales)
         rows = torch.arange(len(ancestors), device=tokens.device)
         out = attention.tree_attention(
             self._q[tokens], self.keys, self.values, start.table, rows, start.prefix_lens, ancestors, tail=tail,
@@ -85,12 +91,12 @@ class ToyRound:
         self.start.table.zero_()
         self._engine_table = (trial.permutation(PADDED_B * columns) + 1).view(PADDED_B, columns).int()
         self._keys = trial.randint(-(2**62), 2**62, PADDED_B)
-        top_m, hidden = min(MAX_TOP_M, drafted), trial.model.heads * trial.model.head_dim
+        top_m, hidden = min(MAX_TOP_M, drafted), trial.model.heads * trial.model.value_dim
         self._logp, self._tokens = trial.randn(PADDED_B, top_m), trial.randint(0, drafted, PADDED_B, top_m)
         self._hidden = trial.randn(PADDED_B, hidden, dtype=trial.dtype)
         self._roots = trial.randint(0, vocabulary, PADDED_B)
-        self.caches = [self.target.keys, self.target.values, self.head.keys, self.head.values]
-        self._moved = KVCaches(*places_of(self.caches[:2]), len(self.target.keys))
+        self.caches = [*self.target.caches, *self.head.caches]
+        self._moved = KVCaches(*places_of(self.target.caches), len(self.target.keys))
         self._chain = chain_ancestors(shape.max_accept_length, trial.device)
         self.b = PADDED_B
 

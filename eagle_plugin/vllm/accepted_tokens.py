@@ -12,6 +12,7 @@ from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from eagle_plugin.core.verify import Accepted
 from eagle_plugin.runtime.round import KVCaches
 from eagle_plugin.vllm.attention import token_rows
+from eagle_plugin.vllm.latent_attention import latent_rows
 
 
 class CacheGroup(NamedTuple):
@@ -22,8 +23,8 @@ class CacheGroup(NamedTuple):
 
     @classmethod
     def of(cls, layer: str, caches: Iterable[Tensor]) -> CacheGroup:
-        """The group of these caches, each [blocks, Hkv, block size, 2 * D], one of them the layer's."""
-        parts = [token_rows(cache) for cache in caches]
+        """The group of these caches, one of them the layer's; each as `rows_of` takes it."""
+        parts = [rows_of(cache) for cache in caches]
         device = parts[0].device
         data_ptrs = torch.tensor([part.data_ptr() for part in parts], device=device)
         row_bytes = torch.tensor([part.stride(0) * part.element_size() for part in parts], device=device)
@@ -39,6 +40,12 @@ class CacheGroup(NamedTuple):
         """
         positions = prefix_lens[:, None] + torch.arange(width, device=slot_table.device)
         self.caches.move_accepted(slot_table[requests[:, None], positions].long(), accepted)
+
+
+def rows_of(kv_cache: Tensor) -> Tensor:
+    """A layer's cache as rows of one token each: one [blocks, Hkv, block size, 2 * D], or a latent one [blocks, block
+    size, C]."""
+    return latent_rows(kv_cache) if kv_cache.ndim == 3 else token_rows(kv_cache)
 
 
 def cache_groups(groups: Iterable[Any], layers: Mapping[str, Any], others: Collection[str]) -> list[CacheGroup]:

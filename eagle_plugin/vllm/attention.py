@@ -147,9 +147,34 @@ def attend_chains(query: Tensor, cache: CacheRows, chains: list[Chains], options
         out[rows] = tree_attention(query[rows], *cache, *visible, tail=tree.tail, **options)
 
 
+def attend_extend(
+    query: Tensor, cache: CacheRows, metadata: TreeMetadata, options: dict[str, Any], out: Tensor
+) -> None:
+    """Attend from the rows of `metadata.rows.extend`; query [N, Hq, D], out [N, Hq, Dv]; options: of the kernels."""
+    extend = metadata.rows.extend
+    assert extend is not None
+    if query.is_cpu:
+        rows = (extend.requests, extend.seq_lens, extend.lens, extend.starts)
+        extend_attention(query, *cache, metadata.slot_table, *rows, out=out, **options)
+    else:
+        attend_chains(query, cache, metadata.chains(), options, out)
+
+
+def attend_trees(query: Tensor, cache: CacheRows, metadata: TreeMetadata, options: dict[str, Any], out: Tensor) -> None:
+    """Attend from the nodes of `metadata.rows.tree`, as `attend_extend` does from the other rows."""
+    tree, rows = metadata.rows.tree, metadata.rows.query
+    assert tree is not None
+    visible = (metadata.slot_table, tree.requests, tree.prefix_lens, tree.ancestors)
+    if rows is None:
+        tree_attention(query, *cache, *visible, tail=tree.tail, out=out, **options)
+    else:
+        out[rows] = tree_attention(query[rows], *cache, *visible, tail=tree.tail, **options)
+
+
 class TreeMetadataBuilder(AttentionMetadataBuilder[TreeMetadata]):
     """Builds the metadata of one cache group; the runner says beforehand which rows are tree nodes."""
 
+    kind: type[TreeMetadata] = TreeMetadata
     pads = False  # whether the engine gives rows without a slot -1
 
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
@@ -162,7 +187,7 @@ class TreeMetadataBuilder(AttentionMetadataBuilder[TreeMetadata]):
         """Metadata for the batch at hand; vLLM's ``CommonAttentionMetadata`` holds b requests."""
         common = common_attn_metadata
         slots = common.slot_mapping.clamp(min=0) if self.pads else common.slot_mapping  # 0: of the block of nobody
-        return TreeMetadata(
+        return self.kind(
             rows=self.rows if self.rows is not None else causal_rows(common),
             slot_table=slot_table(common.block_table_tensor, self.block_size, common.max_seq_len + self.reach),
             slots=slots,
@@ -247,15 +272,10 @@ class TreeAttentionImpl(AttentionImpl):
             "sinks": self.sinks,
             **scales,
         }
-        extend, tree, tree_query, _ = attn_metadata.rows
-        if extend is not None:
+        if attn_metadata.rows.extend is not None:
             self.extend(query, kv_cache, cache, attn_metadata, options, output)
-        if tree is not None:
-            visible = (attn_metadata.slot_table, tree.requests, tree.prefix_lens, tree.ancestors)
-            if tree_query is None:
-                tree_attention(query, *cache, *visible, tail=tree.tail, out=output, **options)
-            else:
-                output[tree_query] = tree_attention(query[tree_query], *cache, *visible, tail=tree.tail, **options)
+        if attn_metadata.rows.tree is not None:
+            attend_trees(query, cache, attn_metadata, options, output)
         return padded
 
     def extend(
@@ -267,14 +287,8 @@ class TreeAttentionImpl(AttentionImpl):
         options: dict[str, Any],
         out: Tensor,
     ) -> None:
-        """Attend from the rows of `metadata.rows.extend`; cache: kv_cache as rows; options: of the kernels."""
-        extend = metadata.rows.extend
-        assert extend is not None
-        if query.is_cpu:
-            rows = (extend.requests, extend.seq_lens, extend.lens, extend.starts)
-            extend_attention(query, *cache, metadata.slot_table, *rows, out=out, **options)
-        else:
-            attend_chains(query, cache, metadata.chains(), options, out)
+        """`attend_extend`; cache: kv_cache as rows."""
+        attend_extend(query, cache, metadata, options, out)
 
     def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
         """Sinks enter the kernels as float32 logits."""

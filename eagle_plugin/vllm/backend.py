@@ -15,6 +15,7 @@ from vllm.v1.kv_cache_interface import KVCacheLayout
 
 from eagle_plugin.vllm.attention import TreeAttentionImpl, TreeMetadataBuilder
 from eagle_plugin.vllm.cache_dtypes import FLOAT8
+from eagle_plugin.vllm.latent_attention import LatentAttentionBackend
 from eagle_plugin.vllm.prompt_attention import FlashPromptsImpl, TritonPromptsImpl
 
 
@@ -94,9 +95,12 @@ def tree_attention(vllm_config: Any) -> Iterator[None]:
     """
     on_cpu = vllm_config.device_config.device_type == "cpu"
     backend = TreeAttentionBackend if on_cpu else _of_a_gpu(vllm_config)
-    enum = registry.AttentionBackendEnum["CPU_ATTN" if on_cpu else backend.get_name()]
-    before = registry._ATTN_OVERRIDES.get(enum)
-    registry.register_backend(enum, f"{backend.__module__}.{backend.__qualname__}")
+    ours: list[type[AttentionBackend]] = [backend, *([LatentAttentionBackend] if on_cpu else [])]
+    names = ["CPU_ATTN" if on_cpu and of is backend else of.get_name() for of in ours]
+    enums = [registry.AttentionBackendEnum[name] for name in names]
+    before = [registry._ATTN_OVERRIDES.get(enum) for enum in enums]
+    for enum, of in zip(enums, ours, strict=True):
+        registry.register_backend(enum, f"{of.__module__}.{of.__qualname__}")
     selector._cached_get_attn_backend.cache_clear()
     wrap = chunked_local_attention.create_chunked_local_attention_backend
     chunked_local_attention.create_chunked_local_attention_backend = lambda backend, chunk: backend
@@ -104,13 +108,14 @@ def tree_attention(vllm_config: Any) -> Iterator[None]:
         if on_cpu:
             yield
         else:
-            with _asking_for(enum, vllm_config):
+            with _asking_for(enums[0], vllm_config):
                 yield
     finally:
         chunked_local_attention.create_chunked_local_attention_backend = wrap
-        registry._ATTN_OVERRIDES.pop(enum, None)
-        if before is not None:
-            registry._ATTN_OVERRIDES[enum] = before
+        for enum, path in zip(enums, before, strict=True):
+            registry._ATTN_OVERRIDES.pop(enum, None)
+            if path is not None:
+                registry._ATTN_OVERRIDES[enum] = path
         selector._cached_get_attn_backend.cache_clear()
 
 

@@ -74,6 +74,8 @@ def _shapes(runner: Any) -> list[Shape]:
 
 def _unserved(runner: Any, kind: str) -> str:
     """Why nothing can be captured; "" where it can."""
+    if runner.model_config.use_mla:
+        return "those of latent (MLA) attention are not captured yet"
     if kind != "cuda" and is_compiled(runner.vllm_config):
         return "the emulator sees nothing of compiled models, use --enforce-eager"
     return ""

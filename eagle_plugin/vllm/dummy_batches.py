@@ -10,15 +10,17 @@ from torch import Tensor
 from vllm.forward_context import set_forward_context
 
 from eagle_plugin.vllm.attention import Rows, TreeMetadata, slot_table
+from eagle_plugin.vllm.latent_attention import LatentMetadata, latent_names
 from eagle_plugin.vllm.linear_attention import LinearMetadata
 
 
 class Places(NamedTuple):
-    """Where the tokens of b dummy requests are, in one group of caches."""
+    """Where the tokens of b dummy requests are, in one group of caches of one kind."""
 
     table: Tensor  # [b, S] int32: row of the cache of each position
     blocks: Tensor  # [b, blocks] int64
     layers: Sequence[str]
+    latent: bool = False
 
     def as_metadata(self) -> SimpleNamespace:
         """What a captured step reads of a layer's metadata, whatever the layer keeps."""
@@ -31,20 +33,26 @@ def layer_metadata(runner: Any, groups: Sequence[Places], rows: Rows, owners: Te
     owners [N] and slots [N] int64: request and position in its slots of each query row.
     """
     layers: dict[str, Any] = {}
-    for table, blocks, names in groups:
-        attention = TreeMetadata(rows, table, table[owners, slots].long())
+    for table, blocks, names, latent in groups:
+        attention = (LatentMetadata if latent else TreeMetadata)(rows, table, table[owners, slots].long())
         linear = LinearMetadata(rows, blocks[:, 0])
         layers |= {name: linear if name in runner.linear.names else attention for name in names}
     return layers
 
 
 def places_of(runner: Any, owned: Sequence[Tensor], positions: int) -> list[Places]:
-    """The places of each group of caches, of requests that own these blocks: [b, blocks] int64 for each group."""
-    groups = runner.kv_cache_config.kv_cache_groups
-    return [
-        Places(slot_table(blocks, group.kv_cache_spec.block_size, positions), blocks, group.layer_names)
-        for group, blocks in zip(groups, owned, strict=True)
-    ]
+    """The places of each group of caches, of requests that own these blocks: [b, blocks] int64 for each group.
+
+    A group has its latent layers apart: vLLM's layer wants metadata of its own kind.
+    """
+    found, latent = [], latent_names(runner.compilation_config.static_forward_context)
+    for group, blocks in zip(runner.kv_cache_config.kv_cache_groups, owned, strict=True):
+        table = slot_table(blocks, group.kv_cache_spec.block_size, positions)
+        if own := [name for name in group.layer_names if name in latent]:
+            found.append(Places(table, blocks, own, latent=True))
+        if others := [name for name in group.layer_names if name not in latent]:
+            found.append(Places(table, blocks, others))
+    return found
 
 
 def target_states(runner: Any, layers: dict[str, Any], tokens: Tensor, positions: Tensor) -> tuple[Tensor, Any]:
@@ -66,5 +74,7 @@ def forward(runner: Any, layers: dict[str, Any], tokens: Tensor, positions: Tens
         inputs["inputs_embeds"] = runner.model.embed_input_ids(tokens)
         if not runner.model.requires_raw_input_tokens:
             inputs["input_ids"] = None
-    with set_forward_context(layers, runner.vllm_config, num_tokens=len(tokens)):
+    # vLLM itself stores what latent layers keep.
+    slots = {name: of.slots for name, of in layers.items() if isinstance(of, LatentMetadata)}
+    with set_forward_context(layers, runner.vllm_config, num_tokens=len(tokens), slot_mapping=slots):
         return runner._model_forward(**inputs)

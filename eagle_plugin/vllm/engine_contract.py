@@ -24,7 +24,10 @@ CONTRACT: Contract = {
         "from_cli_args": "cls ...",
         **attributes("model speculative_config"),
     },
-    "vllm.config.SchedulerConfig": {"get_scheduler_cls": "self", "async_scheduling": ""},
+    "vllm.config.SchedulerConfig": {
+        "get_scheduler_cls": "self",
+        **attributes("async_scheduling enable_chunked_prefill max_num_batched_tokens max_num_scheduled_tokens"),
+    },
     _SCHEDULER: {
         "make_spec_decoding_stats": "",
         "update_draft_token_ids": "self draft_token_ids",
@@ -238,6 +241,20 @@ CONTRACT: Contract = {
     "vllm.v1.attention.ops.triton_unified_attention": {
         "unified_attention": "q k v out cu_seqlens_q max_seqlen_q seqused_k max_seqlen_k softmax_scale causal"
         " window_size block_table softcap q_descale k_descale v_descale ...",
+    },
+    "vllm.v1.attention.backends.mla.cpu_mla.CPUMLABackend": {
+        "get_name": "",
+        "get_impl_cls": "",
+        "get_builder_cls": "",
+    },
+    "vllm.v1.attention.backends.mla.cpu_mla.CPUMLAImpl": {
+        "forward_mqa": "self q kv_c_and_k_pe_cache attn_metadata layer",
+        "do_kv_cache_update": "self kv_c_normed k_pe kv_cache slot_mapping kv_cache_dtype k_scale ...",
+        **attributes("scale kv_lora_rank"),
+    },
+    "vllm.model_executor.layers.attention.mla_attention.MLAAttention": {
+        "forward_impl": "self q k_c_normed k_pe kv_cache attn_metadata output ...",
+        "bind_kv_cache": "self kv_cache",
     },
     "vllm.v1.attention.backends.registry": {"register_backend": "backend class_path ...", "_ATTN_OVERRIDES": ""},
     "vllm.v1.attention.backends.gdn_attn.GDNAttentionBackend": {"get_builder_cls": ""},

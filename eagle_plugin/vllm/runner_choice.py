@@ -32,7 +32,7 @@ def unserved_by_v2(vllm_config: Any) -> list[str]:
     """What of a vLLM ``VllmConfig`` our V2 runner does not serve and our V1 runner does; empty where it serves all."""
     model, parallel = vllm_config.model_config, vllm_config.parallel_config
     checks = (
-        (model.is_hybrid or model.is_multimodal_model, f"target {model.architectures[0]}"),
+        (model.is_hybrid or model.is_multimodal_model or model.use_mla, f"target {model.architectures[0]}"),
         (bool(vllm_config.lora_config), "--enable-lora"),
         (vllm_config.kv_transfer_config is not None, "--kv-transfer-config"),
         (parallel.enable_batch_sharded_sampling, "--enable-batch-sharded-sampling"),

@@ -25,6 +25,7 @@ from eagle_plugin.vllm.draft_limits import draft_limits, limits_above
 from eagle_plugin.vllm.gpu import unsupported_on_gpu
 from eagle_plugin.vllm.head_rules import check_head
 from eagle_plugin.vllm.kv_connectors import unserved_connectors
+from eagle_plugin.vllm.latent_limits import schedule_whole_prompts, unserved_latent
 from eagle_plugin.vllm.masked_rows import configured_levels
 from eagle_plugin.vllm.options import Options
 from eagle_plugin.vllm.plugin_config import PluginConfig, set_plugin_config
@@ -109,6 +110,7 @@ def choose_worker(vllm_config: Any) -> None:
         _log_once(logging.WARNING, WARNING % source_of(synthetic, SETTING))
     keep_hits_long(speculative)
     speculative.parallel_drafting = False  # it is how vLLM drafts; our worker knows the head by its mask token
+    schedule_whole_prompts(vllm_config)
     if vllm_config.model_config.is_hybrid:
         _keep_one_state(vllm_config)
         _split_at_our_operator(vllm_config.compilation_config)
@@ -213,14 +215,14 @@ def unsupported_reasons(vllm_config: Any) -> list[str]:
             f"additional_config: it is {type(vllm_config.additional_config).__name__}, only a dictionary is served",
         ),
         *_unserved_caches(vllm_config),
-        (model.use_mla, f"target {name}: latent (MLA) attention is not served yet"),
+        *unserved_latent(vllm_config),
         (
             model.is_attention_free or (model.is_hybrid and name not in GATED_DELTA_NETS),
             f"target {name}: state-space layers are not served yet",
         ),
         (model.is_hybrid and vllm_config.cache_config.use_replayssm, "--use-replayssm: it is of vLLM's own layers"),
         (
-            model.is_hybrid and vllm_config.kv_transfer_config is not None,
+            (model.is_hybrid or model.use_mla) and vllm_config.kv_transfer_config is not None,
             f"--kv-transfer-config: it is not served with target {name} yet",
         ),
         (model.is_hybrid and bool(vllm_config.lora_config), f"--enable-lora: it is not served with target {name} yet"),

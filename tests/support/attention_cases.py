@@ -28,8 +28,9 @@ class Case:
         dtype: torch.dtype,
         page: int,
         stored: torch.dtype | None = None,
+        latent: bool = False,
     ):
-        """stored: of the cache, where it is one of 8-bit floats."""
+        """stored: of the cache, where it is one of 8-bit floats. latent: values are the first numbers of the keys."""
         self.gen = gen = torch.Generator().manual_seed(seed)
         self.dtype, self.heads = dtype, kv_heads * group
         b, longest = len(lens), max(lens, default=0)
@@ -37,6 +38,8 @@ class Case:
         slots = pages * page
         self.stored = stored
         self.k, self.v = (torch.full((slots, kv_heads, d), torch.nan, dtype=stored or dtype) for d in dims)
+        if latent:
+            self.v = self.k[..., : dims[1]]
         self.table = torch.full((b + 2, longest + 1), 2**31 - 1, dtype=torch.int32)  # past the end: invalid slots
         self.rows = torch.randperm(b + 2, generator=gen)[:b]
         free = (torch.randperm(pages, generator=gen)[:, None] * page + torch.arange(page)).flatten()
@@ -74,11 +77,12 @@ def tree_case(
     window: int,
     chunk: int = 0,
     stored: torch.dtype | None = None,
+    latent: bool = False,
 ) -> tuple[Case, Tensor, int, list[Tensor]]:
     """A cache and R nodes per request of random trees of R + extra: case, ancestor bitmasks, tail, visible keys."""
     seed, *rest = shape
     tail = min(R + extra, 64)
-    case = Case(seed, [p + tail for p in prefixes], *rest, stored=stored)
+    case = Case(seed, [p + tail for p in prefixes], *rest, stored=stored, latent=latent)
     ancestors = ancestor_bitmasks(random_parents(len(prefixes), min(tail, 64), case.gen))
     chosen = torch.randperm(tail, generator=case.gen)[:R] if prefixes else slice(R)
     ancestors = ancestors[:, chosen].contiguous()

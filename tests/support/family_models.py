@@ -19,6 +19,25 @@ SPOKEN = 24
 VOCAB = 512
 WINDOW = 16  # tokens that a layer with a sliding window sees
 CHUNK = 32  # tokens of an attention chunk; vLLM wants a multiple of its blocks' size
+# vLLM decodes plainly on a CPU with latent rows of 512 + 64 numbers, and right with YaRN alone (docs/upstream.md).
+LATENT_ROWS: dict[str, Any] = {
+    "head_dim": 64,
+    "kv_lora_rank": 512,
+    "q_lora_rank": 32,
+    "qk_rope_head_dim": 64,
+    "qk_nope_head_dim": 32,
+    "v_head_dim": 32,
+    "moe_layer_freq": 1,
+    "rope_scaling": {
+        "type": "yarn",
+        "factor": 4.0,
+        "original_max_position_embeddings": 256,
+        "beta_fast": 32,
+        "beta_slow": 1,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+    },
+}
 # What differs from tiny_targets.ARCHITECTURES. vLLM's attention on a CPU wants heads of 32 dimensions or more.
 CHANGES: dict[str, dict[str, Any]] = {
     "llama": {},
@@ -36,8 +55,11 @@ CHANGES: dict[str, dict[str, Any]] = {
     },
     "gpt_oss": {"sliding_window": WINDOW},
     "llama4_text": {"attention_chunk_size": CHUNK},
+    "deepseek_v3": LATENT_ROWS | {"topk_method": "noaux_tc", "scoring_func": "sigmoid"},  # of the published checkpoints
+    "deepseek_v2": LATENT_ROWS,
     "qwen3_next": {"linear_key_head_dim": 16, "linear_value_head_dim": 16, "full_attention_interval": 4},
 }
+LATENT = ("deepseek_v2", "deepseek_v3")  # latent attention (MLA), which is served in vLLM alone
 # Of the text model's own class SGLang loads no experts (docs/upstream.md).
 SGLANG_CLASSES = {"llama4_text": "Llama4ForConditionalGeneration"}
 # Without these such a target repeats one token: (part of a parameter's name, factor), the first one that fits counts.
@@ -45,12 +67,16 @@ SCALES: dict[str, tuple[tuple[str, float], ...]] = {
     "qwen3_moe": (("embed", 4.0),),
     "gemma3_text": (("embed", 0.3),),
     "gemma4_text": (("embed", 0.3),),
+    "deepseek_v2": (("embed", 3.0),),
+    "deepseek_v3": (("embed", 3.0),),
     "gpt_oss": (("embed", 8.0), ("bias", 0.3), ("experts", 6.0)),
 }
 # The lower temperature at which text is sampled: their logits are so close that 0.5 looks like 1.
 LOW_TEMPERATURES = {"gemma3_text": 0.1, "gemma4_text": 0.1}
 
 KINDS = ("eagle3", "peagle", "eagle2")
+# Layers whose states an EAGLE-3 head reads; of DeepSeek's SGLang does not give that of the first layer.
+AUX_LAYERS = dict.fromkeys(LATENT, (2, 4, 6))
 # Layers of a P-EAGLE head, where two are not served: beside four layers with windows and four without, vLLM puts the
 # caches of two layers into two groups.
 PEAGLE_LAYERS = {"gpt_oss": 1}
@@ -103,10 +129,11 @@ def family_head(
     """Write an untrained head of a kind for such a target; layers: of P-EAGLE."""
     printable = printable_ids(target)
     options: dict[str, Any] = {}
+    model_type = read_config(target)["model_type"]
     if kind != "eagle2":
-        options = {"draft_ids": spoken(printable, says), "aux_layers": (1, 4, 6)}
+        options = {"draft_ids": spoken(printable, says), "aux_layers": AUX_LAYERS.get(model_type, (1, 4, 6))}
     if kind == "peagle":
-        layers = layers or PEAGLE_LAYERS.get(read_config(target)["model_type"], 2)
+        layers = layers or PEAGLE_LAYERS.get(model_type, 2)
         options |= {"layers": layers, "mask_token_id": PAD}
     head = new_head(kind, target, num_heads=2, num_kv_heads=2, head_dim=32, **options)
     save_head(head, folder, target_dir=target, dtype=torch.float32)

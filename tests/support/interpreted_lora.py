@@ -1,8 +1,8 @@
 """Engines with LoRA adapters whose kernels are those of GPUs, in Triton's interpreter: mixed requests, with trees.
 
 test_lora.py runs this in a process that has Triton and its interpreter. The interpreter takes seconds for a step, so
-that prompts and answers are short. vLLM's kernels of GPUs want the inputs of adapters in 16 bits: they get them rounded,
-in plain decoding too.
+that prompts and answers are short. vLLM's kernels of GPUs want the inputs of adapters in 16 bits: they get them
+rounded, in plain decoding too.
 """
 
 from __future__ import annotations

@@ -70,6 +70,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
         "v_head_dim": 16,
     },
 }
+ARCHITECTURES["deepseek_v2"] = ARCHITECTURES["deepseek_v3"] | {"n_shared_experts": 1, "first_k_dense_replace": 2}
 
 
 def tiny_target(model_type: str = "llama", *, seed: int = 0, dtype: torch.dtype = torch.float32, **changes: Any) -> Any:

@@ -104,6 +104,22 @@ FAULTS = (
         ),
     ),
     Fault(
+        "vllm-latent-rotation",
+        "plain text of a target with latent attention depends on the batch on a CPU, where it has no YaRN",
+        (
+            Line("vllm/model_executor/layers/mla.py", 228, "k_pe = self.rotary_emb("),
+            Line("vllm/model_executor/layers/rotary_embedding/base.py", 310, "ops.rotary_embedding("),
+        ),
+    ),
+    Fault(
+        "vllm-latent-blocks",
+        "an EAGLE head beside a target with latent attention does not start on a CPU",
+        (
+            Line("vllm/v1/attention/backends/mla/cpu_mla.py", 68, "return [16]"),
+            Line("vllm/v1/attention/backends/cpu_attn.py", 66, "return [MultipleOf(32)]"),
+        ),
+    ),
+    Fault(
         "sglang-token-id",
         "a token id outside of the vocabulary ends the server",
         (

@@ -16,10 +16,12 @@ import torch
 from bigram_models import VOCAB, spoken
 from family_models import CHANGES, family_head, family_target
 from tiny_adapters import write_adapter
+from tiny_checkpoints import read_config, write_config
 from upstream_run import Reproduction, run, say
 from vllm import LLM, SamplingParams
 from vllm.lora.request import LoRARequest
 from vllm.model_executor.layers.attention import attention
+from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
 from vllm.platforms.cpu import CpuPlatform
 from vllm.v1.attention import selector
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend, CPUAttentionBackendImpl
@@ -245,6 +247,40 @@ def compile_cache(folder: Path) -> bool:
     return stores[0] > 0 == stores[1] and responses[0] == responses[1] and len(set(keys)) == 1
 
 
+def latent_rotation(folder: Path) -> bool:
+    """Each prompt alone and all together, without YaRN and with it, and without it by vLLM's own code in torch."""
+    alike = {}
+    for what in ("with YaRN", "without", "without, in torch"):
+        target = family_target(folder / what, "deepseek_v3")
+        if what != "with YaRN":
+            values = read_config(target)
+            kept = {key: value for key, value in values.items() if key not in ("rope_parameters", "rope_scaling")}
+            write_config(target, **kept, rope_parameters={"rope_type": "default", "rope_theta": 10000.0})
+        if what.endswith("torch"):
+            RotaryEmbedding.forward_cpu = RotaryEmbedding.forward_native
+        prompts = make_prompts(8)
+        with stock(target) as llm:
+            together, alone = generate(llm, prompts), [generate(llm, [prompt])[0] for prompt in prompts]
+        alike[what] = sum(a == b for a, b in zip(together, alone, strict=True))
+        say(f"{what}: the same text alone and in a batch", f"{alike[what]} of {len(prompts)} prompts")
+    return alike["without"] < 8 == alike["with YaRN"] == alike["without, in torch"]
+
+
+def latent_blocks(folder: Path) -> bool:
+    """DeepSeek-V3 plain, and with vLLM's own chain of drafts by an ordinary head."""
+    target = family_target(folder / "target", "deepseek_v3")
+    head = family_head(folder / "head", target, "eagle3")
+    found = []
+    for of in (None, head):
+        try:
+            with stock(target, of) as llm:
+                found.append(f"{len(generate(llm, [[5, 6, 7]], max_tokens=8)[0])} tokens")
+        except Exception as error:
+            found.append(f"{type(error).__name__}: {error}")
+        say("plain" if of is None else "with a head", found[-1])
+    return found[0] == "8 tokens" and "No common block size" in found[1]
+
+
 REPRODUCTIONS: dict[str, Reproduction] = {
     "vllm-sampler": sampler,
     "vllm-seed-chunks": seed_chunks,
@@ -254,6 +290,8 @@ REPRODUCTIONS: dict[str, Reproduction] = {
     "vllm-chunk-ends": chunk_ends,
     "vllm-states-cache": states_cache,
     "vllm-compile-cache": compile_cache,
+    "vllm-latent-rotation": latent_rotation,
+    "vllm-latent-blocks": latent_blocks,
 }
 
 if __name__ == "__main__":

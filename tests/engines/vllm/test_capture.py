@@ -21,7 +21,7 @@ def runner_of(
     mode: Any = CUDAGraphMode.PIECEWISE,
     compiles: Any = CompilationMode.VLLM_COMPILE,
 ) -> Any:
-    model = SimpleNamespace(enforce_eager=eager)
+    model = SimpleNamespace(enforce_eager=eager, use_mla=False)
     compilation = CompilationConfig(cudagraph_mode=mode, mode=CompilationMode.NONE if eager else compiles)
     config = SimpleNamespace(model_config=model, compilation_config=compilation)
     device = SimpleNamespace(type=kind)
@@ -70,6 +70,14 @@ def test_why_nothing_is_captured(monkeypatch: pytest.MonkeyPatch, caplog: pytest
     assert capture.captured_steps(runner_of("cpu"), logging.getLogger("test")) is None
     (record,) = caplog.records
     assert "use --enforce-eager" in record.getMessage() and "run without graphs of their own" in record.getMessage()
+
+
+def test_no_graphs_of_latent_attention(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setenv("EAGLE_GRAPHS", "emulate")
+    runner = runner_of("cpu", compiles=CompilationMode.NONE)
+    runner.model_config.use_mla = True
+    assert capture.captured_steps(runner, logging.getLogger("test")) is None
+    assert "latent (MLA)" in caplog.text
 
 
 @pytest.mark.parametrize("lora", [None, object()], ids=["", "--enable-lora"])

@@ -6,6 +6,7 @@ import pytest
 from engine_signatures import assignments, calls, holds, in_order, parameters, returned
 from vllm.config import SpeculativeConfig, VllmConfig
 from vllm.model_executor.layers.attention import attention as attention_layer
+from vllm.model_executor.layers.attention.mla_attention import MLAAttention
 from vllm.model_executor.layers.linear import (
     ColumnParallelLinear,
     ReplicatedLinear,
@@ -34,6 +35,7 @@ from eagle_plugin.vllm.attention import TreeAttentionImpl, TreeMetadataBuilder
 from eagle_plugin.vllm.backend import TreeAttentionBackend
 from eagle_plugin.vllm.cpu_worker import TreeCPUModelRunner, TreeCPUWorker
 from eagle_plugin.vllm.drafter import TreeProposer
+from eagle_plugin.vllm.latent_attention import LatentMetadata
 from eagle_plugin.vllm.runner import TreeModelRunner
 from eagle_plugin.vllm.target_runner import TargetRunner
 from eagle_plugin.vllm.tree_steps import TreeSteps
@@ -217,6 +219,19 @@ def test_layers_and_builders_are_called_as_ours_expect() -> None:
     assert parameters(TreeMetadataBuilder.__init__) == parameters(AttentionMetadataBuilder.__init__)
     assert parameters(TreeMetadataBuilder.build) == parameters(AttentionMetadataBuilder.build)
     assert parameters(TreeAttentionImpl.process_weights_after_loading) == ["self", "act_dtype"]
+
+
+def test_latent_layers_take_all_rows_for_those_of_decoding() -> None:
+    """latent_attention.py: vLLM's layer stores the rows, and asks its backend for the attention of decoding alone."""
+    forward = MLAAttention.forward_impl
+    (asked,) = calls(forward, "self.impl.forward_mqa")
+    assert asked == "self.impl.forward_mqa(mqa_q, kv_cache, attn_metadata, self)"
+    assert "attn_metadata.num_decode_tokens" in assignments(forward, "num_mqa_tokens")
+    assert "attn_metadata.num_actual_tokens" in assignments(forward, "num_actual_toks")
+    read = {"num_actual_tokens", "num_decode_tokens", "num_decodes", "num_prefills", "decode"}
+    assert all(hasattr(LatentMetadata, name) for name in read)
+    assert len(calls(MLAAttention.update_kv_cache, "self.impl.do_kv_cache_update")) == 1
+    assert calls(MLAAttention.bind_kv_cache, "kv_cache.squeeze") == ["kv_cache.squeeze(1)"]
 
 
 def test_blocks_of_the_cache_are_dense() -> None:
