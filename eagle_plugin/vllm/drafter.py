@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from vllm.config import CUDAGraphMode
 from vllm.v1.spec_decode.eagle import EagleProposer
+from vllm.v1.worker.dp_utils import skip_dp_coordination
 
 from eagle_plugin.vllm.head_forwards import HeadForwards
 
@@ -37,6 +38,12 @@ class TreeProposer(HeadForwards, EagleProposer):
     def initialize_cudagraph_keys(self, cudagraph_mode: Any) -> None:
         """Capture no graphs of the head: the engine's are for its own drafting, ours would never be replayed."""
         super().initialize_cudagraph_keys(CUDAGraphMode.NONE)
+
+    def dummy_run(self, *args: Any, **kwargs: Any) -> None:
+        """Run the head over nothing as the engine does, which asks the other engines of a server how many tokens theirs
+        read: they may draft at that time. The head has no experts, so that nobody has to wait."""
+        with skip_dp_coordination():
+            super().dummy_run(*args, **kwargs)
 
     def propose(self, *args: Any, **kwargs: Any) -> Any:
         """The engine's own drafting yields a chain; a caller of it would get another draft."""
