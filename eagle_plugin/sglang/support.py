@@ -68,7 +68,11 @@ _FLAGS: tuple[tuple[str, tuple[Any, ...], str], ...] = (
     ("tp_size", tuple(range(1, 9)), "at most 8 ranks are served"),
     ("nnodes", (1,), "ranks on several machines are not served yet"),
     ("pp_size", (1,), "pipeline parallelism is not served yet"),
-    ("attn_dp_size", (1, None), "data-parallel attention is not served yet"),
+    (
+        "attn_dp_size",
+        (1, None),
+        "a rank without requests would have to run the rounds of the others, which is not served yet",
+    ),
     ("attn_cp_size", (1, None), "context parallelism is not served yet"),
     ("dcp_size", (1, None), "context parallelism is not served yet"),
     ("moe_a2a_backend", ("none", None), "experts that get their tokens from other ranks are not served yet"),
