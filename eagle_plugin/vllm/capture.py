@@ -74,7 +74,7 @@ def _shapes(runner: Any) -> list[Shape]:
 
 def _unserved(runner: Any, kind: str) -> str:
     """Why nothing can be captured; "" where it can."""
-    if runner.parallel_config.data_parallel_size > 1:
+    if runner.vllm_config.parallel_config.data_parallel_size > 1:
         return "the engines of a target with experts step together, each with a batch of its own"
     if kind != "cuda" and is_compiled(runner.vllm_config):
         return "the emulator sees nothing of compiled models, use --enforce-eager"

@@ -17,6 +17,8 @@ from eagle_plugin.vllm.head_forwards import HeadForwards
 class TreeProposer(HeadForwards, EagleProposer):
     """vLLM's proposer (weights, buffers, warm-up) with our drafting."""
 
+    is_idle = False  # while its engine runs the target over nothing, beside the steps of other engines
+
     def __init__(self, vllm_config: Any, device: torch.device, runner: Any) -> None:
         super().__init__(vllm_config, device, runner)
         self._runner = runner
@@ -40,10 +42,11 @@ class TreeProposer(HeadForwards, EagleProposer):
         super().initialize_cudagraph_keys(CUDAGraphMode.NONE)
 
     def dummy_run(self, *args: Any, **kwargs: Any) -> None:
-        """Run the head over nothing as the engine does, which asks the other engines of a server how many tokens theirs
-        read: they may draft at that time. The head has no experts, so that nobody has to wait."""
-        with skip_dp_coordination():
-            super().dummy_run(*args, **kwargs)
+        """Run the head over nothing, to warm it up, without asking the other engines of a server as the engine does: it
+        has no experts. An idle engine does not run it, so that those with requests wait for the target alone."""
+        if not self.is_idle:
+            with skip_dp_coordination():
+                super().dummy_run(*args, **kwargs)
 
     def propose(self, *args: Any, **kwargs: Any) -> Any:
         """The engine's own drafting yields a chain; a caller of it would get another draft."""

@@ -83,6 +83,7 @@ CONTRACT: Contract = {
     "vllm.v1.worker.gpu_worker.Worker": {
         "_make_model_runner": "self",
         "compile_or_warm_up_model": "self",
+        "execute_dummy_batch": "self",
         "sample_tokens": "self grammar_output",
         "take_draft_token_ids": "self",
         **attributes("model_runner vllm_config device parallel_config use_v2_model_runner"),

@@ -20,6 +20,13 @@ def ranks_in_step() -> int:
     return int(get_world_group().world_size)
 
 
+def blocks_in_every_rank(runner: Any) -> int:
+    """How many blocks the KV cache of a `TreeModelRunner` has, and that of every rank which steps with it: the ranks of
+    one engine have the same number, engines may have different ones. To be called by all, before the first request."""
+    blocks = int(runner.kv_cache_config.num_blocks)
+    return blocks if runner.vllm_config.parallel_config.data_parallel_size == 1 else min(gather_objects(blocks))
+
+
 def tokens_of_engines(parallel_config: Any, tokens: int) -> Tensor | None:
     """What a forward without experts tells vLLM's context of it in place of the tokens of all engines [engines] int32.
 

@@ -24,7 +24,7 @@ from eagle_plugin.vllm.attention import ExtendRows, Rows
 from eagle_plugin.vllm.deferred_extend import DeferredRows
 from eagle_plugin.vllm.dummy_batches import Places, layer_metadata, places_of, target_states
 from eagle_plugin.vllm.head_forwards import DraftBatch, ExtendBatch
-from eagle_plugin.vllm.ranks import in_any_rank, ranks_in_step
+from eagle_plugin.vllm.ranks import blocks_in_every_rank, in_any_rank, ranks_in_step
 
 BUDGET = 12.0  # seconds: what is left of the larger batches when they are spent is not measured
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
@@ -129,7 +129,7 @@ class RoundTimer:
         self.longest: int = runner.max_model_len - caps.reach
         self.short: int = min(SHORT, self.longest)
         groups = runner.kv_cache_config.kv_cache_groups
-        self._blocks: int = runner.kv_cache_config.num_blocks
+        self._blocks = blocks_in_every_rank(runner)
         self._slots = self._blocks * min(group.kv_cache_spec.block_size for group in groups)
         self._head_layers = runner.drafter._draft_attn_layer_names
         self._groups = [(group.kv_cache_spec.block_size, group.layer_names) for group in groups]

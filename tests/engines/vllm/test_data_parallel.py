@@ -64,19 +64,22 @@ def test_engines_without_experts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(
-    ("family", "expert_parallel", "is_async"),
-    [("qwen3_moe", False, True), ("qwen3_moe", True, False), ("gpt_oss", True, True)],
+    ("family", "expert_parallel", "is_async", "policy"),
+    [("qwen3_moe", False, True, "random"), ("qwen3_moe", True, False, "auto"), ("gpt_oss", True, True, "random")],
 )
 def test_engines_that_share_experts(
-    family: str, expert_parallel: bool, is_async: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    family: str, expert_parallel: bool, is_async: bool, policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each with a half of every expert, or with half of the experts."""
+    """Each with a half of every expert, or with half of the experts. A policy measures at the start, after a test of
+    the round."""
+    if policy == "auto":
+        monkeypatch.setenv("EAGLE_SELFTEST", "1")
     assert not engines_exchange_tokens(), "vLLM exchanges tokens by itself: this needs no help"
     complete(monkeypatch)
     target = family_target(tmp_path / "target", family)
     head = family_head(tmp_path / "head", target)
     expected = expected_of(target)
     shared = {"enable_expert_parallel": expert_parallel, "worker_extension_cls": EXTENSION}
-    with engines(target, head, policy="random", plugin={"async_scheduling": is_async}, **shared) as served:
+    with engines(target, head, policy=policy, plugin={"async_scheduling": is_async}, **shared) as served:
         check_responses(served, expected)
         assert all(rounds_of(number)["verified"] > 20 for number in range(2))
