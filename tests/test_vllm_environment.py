@@ -37,7 +37,7 @@ ENGINES = {
     "linear layers": ("linear_attention",),
     "scheduling": ("greedy_scheduling", "head_exchange", "prefix_drafts", "windows", "lora"),
     "requests": ("greedy_requests", "head_rows", "metrics", "synthetic"),
-    "ranks": ("tensor_parallel",),
+    "ranks": ("tensor_parallel", "expert_parallel", "data_parallel"),
     "self-test": ("selftest",),
     "caches": ("float8_engine", "kv_connectors"),
     "graphs": ("graphs", "host_waits", "launches"),

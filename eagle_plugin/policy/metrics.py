@@ -60,18 +60,24 @@ def exported(metric: Metric, labels: Sequence[str], **more: Any) -> Any:
     return register(kind(PREFIX + metric.name, metric.what, [*labels, *metric.own_labels], **more))
 
 
-def families(report: PolicyReport | None, labels: Mapping[str, str]) -> Iterator[Any]:
-    """The same metrics with the numbers of a report that another process wrote; without one they have no numbers."""
+def families(reports: Sequence[tuple[PolicyReport | None, Mapping[str, str]]]) -> Iterator[Any]:
+    """The same metrics with the numbers of reports that other processes wrote, each with its labels, which all have
+    the same names; a report that is None has no numbers."""
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-    of_totals: dict[Metric, Mapping[str, float]] = {
-        metric: {str(shape): getattr(totals, field) for shape, totals in report.totals.items()} if report else {}
-        for field, metric in TOTALS.items()
-    }
+    names = list(dict.fromkeys(name for _, labels in reports for name in labels))
     for metric in POLICY:
         kind: Any = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
-        family = kind(PREFIX + metric.name, metric.what, labels=[*labels, *metric.own_labels])
-        values = of_totals[metric] if metric in of_totals else OF_REPORT[metric](report) if report else {}
-        for label, value in values.items():
-            family.add_metric([*labels.values(), *([label] if metric.label else [])], value)
+        family = kind(PREFIX + metric.name, metric.what, labels=[*names, *metric.own_labels])
+        for report, labels in reports:
+            for label, value in _values(metric, report).items() if report else ():
+                family.add_metric([*labels.values(), *([label] if metric.label else [])], value)
         yield family
+
+
+def _values(metric: Metric, report: PolicyReport) -> Mapping[str, float]:
+    """The numbers of a metric in a report, by the metric's own label."""
+    of_totals = {TOTALS[field]: field for field in TOTALS}
+    if metric in of_totals:
+        return {str(shape): getattr(totals, of_totals[metric]) for shape, totals in report.totals.items()}
+    return OF_REPORT[metric](report)

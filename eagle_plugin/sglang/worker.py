@@ -122,7 +122,8 @@ class TreeWorker(EAGLEWorkerV2):
         use_bf16_kernel(runner.model, methods)
         self._sampler = runner.sampler = SeededSampler()
         table = pool.req_to_token
-        self._keys = KeyTable(len(table), self.device, target.random_seed)  # the seed of all ranks
+        # The seed of all ranks; servers of --dp-size have it too, and must not draw alike.
+        self._keys = KeyTable(len(table), self.device, target.random_seed + (get_parallel().dp_rank or 0))
         self._adapters = Adapters(runner)
         read_image_tokens(drafter.draft_runner.model, runner.model_config)
         self._verifier = TreeVerifier(target, attention, len(table), self.token_to_kv_pool_allocator, self.synthetic)
@@ -160,7 +161,8 @@ class TreeWorker(EAGLEWorkerV2):
         )
         ranks, log = parallel.tp_size * arguments.dp_size, logging.getLogger("eagle_plugin")
         exchange = partial(exchange_head, self)
-        self._mailbox = open_mailbox(served, exchange, log, rank=parallel.tp_rank, ranks=ranks)
+        rank = parallel.tp_rank + parallel.tp_size * (parallel.dp_rank or 0)
+        self._mailbox = open_mailbox(served, exchange, log, rank=rank, ranks=ranks)
 
     def weights_updated(self) -> None:
         """The target or the head has other weights: what is known of its drafts is forgotten."""

@@ -76,6 +76,8 @@ def _unserved(runner: Any, kind: str) -> str:
     """Why nothing can be captured; "" where it can."""
     if runner.model_config.use_mla:
         return "those of latent (MLA) attention are not captured yet"
+    if runner.vllm_config.parallel_config.data_parallel_size > 1:
+        return "the engines of a target with experts step together, each with a batch of its own"
     if kind != "cuda" and is_compiled(runner.vllm_config):
         return "the emulator sees nothing of compiled models, use --enforce-eager"
     return ""

@@ -9,12 +9,15 @@ import torch
 from torch import Tensor
 from vllm.config import CUDAGraphMode
 from vllm.v1.spec_decode.eagle import EagleProposer
+from vllm.v1.worker.dp_utils import skip_dp_coordination
 
 from eagle_plugin.vllm.head_forwards import HeadForwards
 
 
 class TreeProposer(HeadForwards, EagleProposer):
     """vLLM's proposer (weights, buffers, warm-up) with our drafting."""
+
+    is_idle = False  # while its engine runs the target over nothing, beside the steps of other engines
 
     def __init__(self, vllm_config: Any, device: torch.device, runner: Any) -> None:
         super().__init__(vllm_config, device, runner)
@@ -37,6 +40,13 @@ class TreeProposer(HeadForwards, EagleProposer):
     def initialize_cudagraph_keys(self, cudagraph_mode: Any) -> None:
         """Capture no graphs of the head: the engine's are for its own drafting, ours would never be replayed."""
         super().initialize_cudagraph_keys(CUDAGraphMode.NONE)
+
+    def dummy_run(self, *args: Any, **kwargs: Any) -> None:
+        """Run the head over nothing, to warm it up, without asking the other engines of a server as the engine does: it
+        has no experts. An idle engine does not run it, so that those with requests wait for the target alone."""
+        if not self.is_idle:
+            with skip_dp_coordination():
+                super().dummy_run(*args, **kwargs)
 
     def propose(self, *args: Any, **kwargs: Any) -> Any:
         """The engine's own drafting yields a chain; a caller of it would get another draft."""

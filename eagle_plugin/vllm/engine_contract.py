@@ -54,7 +54,7 @@ CONTRACT: Contract = {
     )
     | {"_get_v1_model_runner_unsupported_features": "self"},
     "vllm.config.StructuredOutputsConfig": attributes("reasoning_parser"),
-    "vllm.forward_context": {"set_forward_context": "attn_metadata vllm_config num_tokens ..."},
+    "vllm.forward_context": {"set_forward_context": "attn_metadata vllm_config num_tokens num_tokens_across_dp ..."},
     "vllm.config.AttentionConfig": attributes("backend backend_per_kind hisparse_config"),
     "vllm.config.SpeculativeConfig": attributes(
         "method model num_speculative_tokens draft_model_config parallel_drafting disable_padded_drafter_batch"
@@ -63,9 +63,10 @@ CONTRACT: Contract = {
         " kv_cache_dtype"
     ),
     "vllm.config.ParallelConfig": attributes(
-        "worker_cls distributed_executor_backend rank world_size_across_dp tensor_parallel_size pipeline_parallel_size"
-        " data_parallel_size decode_context_parallel_size prefill_context_parallel_size enable_expert_parallel nnodes"
-        " enable_batch_sharded_sampling"
+        "worker_cls distributed_executor_backend rank world_size tensor_parallel_size pipeline_parallel_size"
+        " data_parallel_size data_parallel_size_local data_parallel_index decode_context_parallel_size"
+        " prefill_context_parallel_size enable_expert_parallel nnodes enable_batch_sharded_sampling"
+        " use_all2all all2all_backend enable_eplb"
     ),
     "vllm.config.CacheConfig": attributes(
         "cache_dtype enable_prefix_caching mamba_cache_mode mamba_block_size kv_sharing_fast_prefill"
@@ -73,7 +74,7 @@ CONTRACT: Contract = {
     ),
     "vllm.config.ModelConfig": attributes(
         "model logprobs_mode architectures use_mla is_hybrid is_attention_free uses_mrope is_multimodal_model"
-        " is_mm_prefix_lm is_encoder_decoder max_model_len enforce_eager dtype head_dtype"
+        " is_mm_prefix_lm is_encoder_decoder is_moe max_model_len enforce_eager dtype head_dtype"
     ),
     "vllm.config.CompilationConfig": attributes("cudagraph_mode mode static_forward_context"),
     # The worker and its runner.
@@ -85,6 +86,7 @@ CONTRACT: Contract = {
     "vllm.v1.worker.gpu_worker.Worker": {
         "_make_model_runner": "self",
         "compile_or_warm_up_model": "self",
+        "execute_dummy_batch": "self",
         "sample_tokens": "self grammar_output",
         "take_draft_token_ids": "self",
         **attributes("model_runner vllm_config device parallel_config use_v2_model_runner"),
@@ -149,6 +151,7 @@ CONTRACT: Contract = {
         **attributes("world_size rank_in_group cpu_group"),
     },
     "vllm.distributed.parallel_state": {"graph_capture": "device"},
+    "vllm.model_executor.layers.fused_moe.experts.cpu_moe.CPUUnquantizedExperts": attributes("apply"),
     # The head.
     _PROPOSER: {
         "__init__": "self vllm_config device runner",
@@ -156,7 +159,7 @@ CONTRACT: Contract = {
         "_get_model": "self",
         "initialize_cudagraph_keys": "self cudagraph_mode",
         "validate_same_kv_cache_group": "self kv_cache_config",
-        "propose": "",
+        **attributes("propose dummy_run"),
         "prepare_next_token_ids_padded": "self sampled_token_ids requests gpu_input_batch discard_request_mask",
         **attributes(
             "_draft_attn_layer_names method model speculative_config vllm_config hidden_size dtype device"

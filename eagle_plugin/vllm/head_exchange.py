@@ -14,17 +14,25 @@ from eagle_plugin.heads.same_form import check_same_form
 from eagle_plugin.runtime.head_mailbox import HeadMailbox, open_mailbox
 from eagle_plugin.vllm.backend import tree_attention
 from eagle_plugin.vllm.head_rules import check_head
+from eagle_plugin.vllm.plugin_config import plugin_config
 
 KEPT = ("model", "levels", "_draft_to_target", "_draft_attn_layer_names")  # attributes of a drafter that a head has
 
 
 def mailbox_of(runner: Any, logger: logging.Logger) -> HeadMailbox | None:
-    """Where a `TreeModelRunner` finds requests to exchange its head; see `open_mailbox`."""
+    """Where a `TreeModelRunner` finds requests to exchange its head; see `open_mailbox`.
+
+    The engines of a server with data parallelism are its ranks too: they share the folder and would answer each other's
+    requests.
+    """
     config = runner.vllm_config
     head, parallel = config.speculative_config, config.parallel_config
     served = Served("vllm", config.model_config.model, head.model, head.method.upper())
-    exchange, ranks = partial(exchange_head, runner), parallel.world_size_across_dp
-    return open_mailbox(served, exchange, logger, rank=parallel.rank, ranks=ranks)
+    ours = plugin_config(head)
+    assert ours is not None
+    exchange, ranks = partial(exchange_head, runner), parallel.world_size * ours.engines
+    rank = parallel.rank + parallel.world_size * parallel.data_parallel_index
+    return open_mailbox(served, exchange, logger, rank=rank, ranks=ranks)
 
 
 def exchange_head(runner: Any, head: Path) -> None:

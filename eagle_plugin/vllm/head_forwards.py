@@ -26,6 +26,7 @@ from eagle_plugin.vllm.deferred_extend import DeferredRows
 from eagle_plugin.vllm.draft_tables import without_whole_tables
 from eagle_plugin.vllm.draft_weights import int8_weights, use_int8_output
 from eagle_plugin.vllm.masked_rows import HeadRows
+from eagle_plugin.vllm.ranks import tokens_of_engines
 
 
 class ExtendBatch(NamedTuple):
@@ -258,7 +259,8 @@ class HeadForwards:
     def _one_forward(self, rows: HeadRows) -> tuple[Tensor, Tensor]:
         tokens, positions, hidden, metadata = rows
         per_layer = dict.fromkeys(self._draft_attn_layer_names, metadata)
-        with set_forward_context(per_layer, self.vllm_config, num_tokens=len(tokens)):
+        alone = tokens_of_engines(self.vllm_config.parallel_config, len(tokens))
+        with set_forward_context(per_layer, self.vllm_config, num_tokens=len(tokens), num_tokens_across_dp=alone):
             return self.model(input_ids=tokens, positions=positions, hidden_states=hidden, inputs_embeds=None)
 
     def _logits(self, normed: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Counts our metrics beside vLLM's: our class replaces the one that counts drafts in its Prometheus logger.
 
 vLLM's entry point for loggers is not used: it switches statistics on that a user has switched off, and engines without
-a server do not have it. What the policy does comes in a file (`policy_reports`). The warning about rejected drafts does
+a server do not have it. What the policy does comes in files (`policy_reports`). The warning about rejected drafts does
 not depend on statistics: its rounds are counted where the scheduler reads their tokens.
 """
 
@@ -48,10 +48,9 @@ class TreeMetrics(SpecDecodingProm):
             labels = {number: [*map(str, values)] for number, values in per_engine_labelvalues.items()}
             self._recorders = {number: ours.labelled(*values) for number, values in labels.items()}
             # Several API servers share what they count by files of the client's own, and show nothing else.
-            if config.report is not None and len(labels) == 1 and "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
-                (values,) = labels.values()
-                collector = ReportCollector(config.report, dict(zip(labelnames, values, strict=True)))
-                REGISTRY.register(metric_registry.register(collector))
+            if config.reports is not None and "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
+                named = {number: dict(zip(labelnames, values, strict=True)) for number, values in labels.items()}
+                REGISTRY.register(metric_registry.register(ReportCollector(config.reports, named)))
 
     def observe(self, spec_decoding_stats: SpecDecodingStats, engine_idx: int = 0) -> None:
         """Count the verified trees of one step of one engine."""

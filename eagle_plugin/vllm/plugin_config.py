@@ -19,9 +19,10 @@ class PluginConfig:
     """What a worker of ours has to know beside vLLM's own settings."""
 
     caps: Shape  # of the trees
-    report: Path | None = None  # the file in which the worker reports what its policy does
+    reports: Path | None = None  # the folder in which each engine of the server reports what its policy does
     subject: Subject | None = None  # of the self-test of the real round; None where nothing is tested
     v2: bool = False  # whether our worker's model runner is a V2 runner of vLLM
+    engines: int = 1  # of the server; vLLM lets an engine that steps alone forget the others
 
 
 def set_plugin_config(speculative_config: Any, config: PluginConfig) -> None:

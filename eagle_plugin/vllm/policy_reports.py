@@ -1,4 +1,4 @@
-"""Brings what the policy does from the worker's process to vLLM's Prometheus logger, by a file of the machine.
+"""Brings what the policy does from the worker's process to vLLM's Prometheus logger, by one file per engine.
 
 vLLM's statistics have no field for it, and their serialisation drops what is not declared. The worker writes the file
 at most once per second, and when a step has no tokens; the metrics read it when they are scraped.
@@ -26,10 +26,15 @@ logger = logging.getLogger("vllm.eagle_plugin")
 _folders: list[tempfile.TemporaryDirectory[str]] = []  # removed when this process ends
 
 
-def make_report_path() -> Path:
-    """The path of a report that only this user can read; its folder is there as long as this process."""
+def make_report_folder() -> Path:
+    """A folder of reports that only this user can read; it is there as long as this process."""
     _folders.append(tempfile.TemporaryDirectory(prefix="eagle-plugin-"))
-    return Path(_folders[-1].name) / "policy.json"
+    return Path(_folders[-1].name)
+
+
+def report_of(folder: Path, engine: int) -> Path:
+    """The report of one engine of a server, by its index of data parallelism."""
+    return folder / f"policy-{engine}.json"
 
 
 class PolicyReporter:
@@ -40,10 +45,11 @@ class PolicyReporter:
         speculative_config: Any,
         chooser: Callable[[], ShapeChooser],
         clock: Callable[[], float] = time.monotonic,
+        engine: int = 0,
     ) -> None:
-        """chooser: gives the worker's present one. Raises LogSecondsError."""
+        """chooser: gives the worker's present one; engine: its index of data parallelism. Raises LogSecondsError."""
         config = plugin_config(speculative_config)
-        self._path = None if config is None else config.report
+        self._path = None if config is None or config.reports is None else report_of(config.reports, engine)
         self._chooser, self._clock = chooser, clock
         self._log = PolicyLog(chooser, logger, clock)
         self._written: float | None = None
@@ -75,16 +81,18 @@ class PolicyReporter:
 
 
 class ReportCollector:
-    """Gives the Prometheus client the metrics of the newest report, when it is scraped."""
+    """Gives the Prometheus client the metrics of the engines' newest reports, when it is scraped."""
 
-    def __init__(self, path: Path, labels: Mapping[str, str]) -> None:
-        """labels: the engine's own."""
-        self._path, self._labels = path, labels
+    def __init__(self, folder: Path, labels: Mapping[int, Mapping[str, str]]) -> None:
+        """labels: the engines' own, by their indices; all of the same names."""
+        self._folder, self._labels = folder, labels
 
     def collect(self) -> Iterable[Any]:
-        """All families; without numbers as long as there is no report."""
+        """All families; without numbers of an engine as long as it has no report."""
+        return families([(self._report(engine), labels) for engine, labels in self._labels.items()])
+
+    def _report(self, engine: int) -> PolicyReport | None:
         try:
-            report = PolicyReport.from_json(self._path.read_text(encoding="utf-8"))
+            return PolicyReport.from_json(report_of(self._folder, engine).read_text(encoding="utf-8"))
         except (OSError, ReportError):
-            report = None
-        return families(report, self._labels)
+            return None

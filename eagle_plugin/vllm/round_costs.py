@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from vllm.distributed.parallel_state import get_tensor_model_parallel_world_size
 
 from eagle_plugin.core.shape import Levels, Shape
 from eagle_plugin.core.tree import chain_ancestors
@@ -25,7 +24,7 @@ from eagle_plugin.vllm.attention import ExtendRows, Rows
 from eagle_plugin.vllm.deferred_extend import DeferredRows
 from eagle_plugin.vllm.dummy_batches import Places, layer_metadata, places_of, target_states
 from eagle_plugin.vllm.head_forwards import DraftBatch, ExtendBatch
-from eagle_plugin.vllm.ranks import in_any_rank
+from eagle_plugin.vllm.ranks import blocks_in_every_rank, in_any_rank, ranks_in_step
 
 BUDGET = 12.0  # seconds: what is left of the larger batches when they are spent is not measured
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
@@ -130,7 +129,7 @@ class RoundTimer:
         self.longest: int = runner.max_model_len - caps.reach
         self.short: int = min(SHORT, self.longest)
         groups = runner.kv_cache_config.kv_cache_groups
-        self._blocks: int = runner.kv_cache_config.num_blocks
+        self._blocks = blocks_in_every_rank(runner)
         self._slots = self._blocks * min(group.kv_cache_spec.block_size for group in groups)
         self._head_layers = runner.drafter._draft_attn_layer_names
         self._groups = [(group.kv_cache_spec.block_size, group.layer_names) for group in groups]
@@ -258,6 +257,6 @@ def seconds_of(forward: Callable[[], object]) -> float:
     Threads and ranks wait for each other, and the time of one has not all of the work: of several the clock's counts.
     """
     on_gpu = torch.cuda.is_initialized()
-    is_alone = not on_gpu and torch.get_num_threads() == get_tensor_model_parallel_world_size() == 1
+    is_alone = not on_gpu and torch.get_num_threads() == ranks_in_step() == 1
     with torch.inference_mode():
         return round_costs.timed_call(forward, of_thread=is_alone)[0]

@@ -17,6 +17,7 @@ from eagle_plugin.selftest.tree_paths import Pairs, along, logits_differ, paths_
 from eagle_plugin.vllm.attention import ExtendRows, Rows
 from eagle_plugin.vllm.dummy_batches import layer_metadata, places_of, target_states
 from eagle_plugin.vllm.graph_test import GraphTest
+from eagle_plugin.vllm.ranks import blocks_in_every_rank
 
 SEED = 2026
 REQUESTS = 4
@@ -33,6 +34,7 @@ class RoundTest:
         self._device, self._dtype = runner.device, runner.dtype
         self._vocabulary: int = runner.model_config.get_vocab_size()
         self._generator = torch.Generator().manual_seed(SEED)
+        self._blocks = blocks_in_every_rank(runner)
         self._sizes = [group.kv_cache_spec.block_size for group in runner.kv_cache_config.kv_cache_groups]
 
     @torch.inference_mode()
@@ -91,7 +93,7 @@ class RoundTest:
     def _blocks_for(self, b: int, positions: int) -> list[Tensor] | None:
         """Blocks [b, n] for each group of caches, no block twice: groups share their memory. None: not enough."""
         counts = [b * -(-positions // size) for size in self._sizes]
-        free = 1 + torch.randperm(self._runner.kv_cache_config.num_blocks - 1, generator=self._generator)
+        free = 1 + torch.randperm(self._blocks - 1, generator=self._generator)
         if sum(counts) > len(free):
             return None
         parts = free[: sum(counts)].to(self._device).split(counts)

@@ -34,7 +34,8 @@ class TreeModelRunner(TreeSteps, TargetRunner):
         super().__init__(vllm_config, device)
         self._begin(vllm_config)
         self.drafter = TreeProposer(vllm_config, device, self)
-        self._draws = RequestDraws(self.input_batch.vocab_size, device, self.model_config.seed)
+        engine = vllm_config.parallel_config.data_parallel_index
+        self._draws = RequestDraws(self.input_batch.vocab_size, device, self.model_config.seed, engine)
         self._sampled: StepState | None = None  # of the step that was sampled last
         # With drafts vLLM itself leaves min_p and logit_bias out.
         self.input_batch.logitsprocs = LogitsProcessors(

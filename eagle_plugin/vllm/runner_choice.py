@@ -37,6 +37,7 @@ def unserved_by_v2(vllm_config: Any) -> list[str]:
         (vllm_config.kv_transfer_config is not None, "--kv-transfer-config"),
         (parallel.enable_batch_sharded_sampling, "--enable-batch-sharded-sampling"),
         (vllm_config.cache_config.kv_sharing_fast_prefill, "--kv-sharing-fast-prefill"),
+        (parallel.data_parallel_size > 1, "--data-parallel-size"),
     )
     return [what for found, what in checks if found]
 

@@ -43,10 +43,11 @@ class RequestDraws:
     ranks ask for the same requests in the same order, so that they have the same keys.
     """
 
-    def __init__(self, vocabulary: int, device: torch.device, seed: int) -> None:
-        """seed: of the keys of requests without a seed of their own."""
+    def __init__(self, vocabulary: int, device: torch.device, seed: int, engine: int = 0) -> None:
+        """seed: of the keys of requests without a seed of their own; engine: the index of data parallelism. The engines
+        of a server have the same seed and must not draw alike."""
         self._vocabulary, self._device = vocabulary, device
-        self._random = random.Random(seed)
+        self._random = random.Random(f"{seed} of engine {engine}" if engine else seed)
         self._keys: dict[str, int] = {}
         self._metadata: Any = None
         self._params: SamplingParams

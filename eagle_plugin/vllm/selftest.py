@@ -63,10 +63,12 @@ def subject_of(vllm_config: Any, caps: Shape, levels: Levels, v2: bool = False) 
         "compiled": is_compiled(vllm_config),
         "graphs": wants_graphs(vllm_config),
         **({"runner": "v2"} if v2 else {}),
+        **({"expert_parallel": True} if parallel.enable_expert_parallel else {}),
         **({} if synthetic_rates(vllm_config.speculative_config) is None else {"acceptance": "synthetic"}),
     }
     engine = f"vllm {version.installed()}"
-    return Subject(device, ranks, [model.get_head_size(), draft.get_head_size()], as_text(shape), real_round, engine)
+    devices = ranks * parallel.data_parallel_size_local
+    return Subject(device, devices, [model.get_head_size(), draft.get_head_size()], as_text(shape), real_round, engine)
 
 
 def failed_kernels(subject: Subject | None, log: Callable[[int, str], None]) -> list[str]:

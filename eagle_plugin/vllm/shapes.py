@@ -134,6 +134,8 @@ def choose_shapes(runner: Any, caps: Shape, mode: str, logger: logging.Logger) -
         lora=config.lora_config is not None,
         levels=runner.drafter.levels.kind,
         ranks=ranks,
+        engines=config.parallel_config.data_parallel_size,  # 1 where they do not step together
+        expert_parallel=config.parallel_config.enable_expert_parallel,
         graphs=runner._step.sizes() if graphs else [],
     )
     policy = start_policy(

@@ -28,8 +28,9 @@ from eagle_plugin.vllm.kv_connectors import unserved_connectors
 from eagle_plugin.vllm.latent_limits import schedule_whole_prompts, unserved_latent
 from eagle_plugin.vllm.masked_rows import configured_levels
 from eagle_plugin.vllm.options import Options
+from eagle_plugin.vllm.parallel_support import unserved_ranks
 from eagle_plugin.vllm.plugin_config import PluginConfig, set_plugin_config
-from eagle_plugin.vllm.policy_reports import make_report_path
+from eagle_plugin.vllm.policy_reports import make_report_folder
 from eagle_plugin.vllm.releases import keep_hits_long
 from eagle_plugin.vllm.runner_choice import choose_runner
 from eagle_plugin.vllm.selftest import failed_kernels, subject_of
@@ -125,7 +126,8 @@ def choose_worker(vllm_config: Any) -> None:
         parallel.distributed_executor_backend = TreeExecutor
 
     log_seconds()
-    set_plugin_config(speculative, PluginConfig(shape, make_report_path(), subject, v2))
+    engines = parallel.data_parallel_size
+    set_plugin_config(speculative, PluginConfig(shape, make_report_folder(), subject, v2, engines))
     export()
 
 
@@ -197,12 +199,7 @@ def unsupported_reasons(vllm_config: Any) -> list[str]:
             parallel.worker_cls != ENGINE_WORKERS[device_type],
             f"--worker-cls {parallel.worker_cls}: it is not vLLM's own",
         ),
-        (parallel.nnodes > 1, "--nnodes: ranks on several machines are not served yet"),
-        (parallel.enable_expert_parallel, "--enable-expert-parallel: it is not served yet"),
-        (parallel.prefill_context_parallel_size > 1, "--prefill-context-parallel-size: it is not served yet"),
-        (parallel.pipeline_parallel_size > 1, "--pipeline-parallel-size: pipeline parallelism is not served yet"),
-        (parallel.data_parallel_size > 1, "--data-parallel-size: data parallelism inside one engine is not served yet"),
-        (parallel.decode_context_parallel_size > 1, "--decode-context-parallel-size: it is not served yet"),
+        *unserved_ranks(vllm_config),
         (speculative.disable_padded_drafter_batch, "disable_padded_drafter_batch: trees are drafted in padded batches"),
         (
             speculative.rejection_sample_method not in ("standard", "synthetic"),
@@ -226,14 +223,6 @@ def unsupported_reasons(vllm_config: Any) -> list[str]:
             f"--kv-transfer-config: it is not served with target {name} yet",
         ),
         (model.is_hybrid and bool(vllm_config.lora_config), f"--enable-lora: it is not served with target {name} yet"),
-        (
-            parallel.tensor_parallel_size > 1 and model.is_hybrid,
-            f"--tensor-parallel-size: it is not served with target {name} yet",
-        ),
-        (
-            parallel.tensor_parallel_size > 1 and bool(vllm_config.lora_config),
-            "--tensor-parallel-size: it is not served with --enable-lora yet",
-        ),
         (model.is_encoder_decoder, f"target {name}: encoder-decoder models are not served"),
         (
             model.is_mm_prefix_lm,  # False where the flags allow text only

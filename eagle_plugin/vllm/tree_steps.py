@@ -73,7 +73,8 @@ class TreeSteps:
         self._limits = draft_limits(vllm_config)
         self._shapes = RoundShapes(without_costs(self._caps, self._policy_mode), self._limits)
         if get_tp_group().rank_in_group == 0:
-            self._reporter = PolicyReporter(self.speculative_config, lambda: self._shapes.chooser)
+            engine = vllm_config.parallel_config.data_parallel_index
+            self._reporter = PolicyReporter(self.speculative_config, lambda: self._shapes.chooser, engine=engine)
         self._draft_clock = DraftClock(self.device.type, self._logger)
         self._store = DraftStore()
         if vllm_config.kv_transfer_config is not None:  # what the head reads of a step goes to others with its blocks

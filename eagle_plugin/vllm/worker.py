@@ -50,6 +50,16 @@ class TreeWorker(Worker):
         runner.open_mailbox()
         return super().compile_or_warm_up_model()
 
+    def execute_dummy_batch(self) -> None:
+        """Run the target over nothing as the engine does, where engines share its experts and this one is idle."""
+        runner = self.model_runner
+        assert isinstance(runner, TreeModelRunner)  # V2 serves no such engines
+        runner.drafter.is_idle = True
+        try:
+            super().execute_dummy_batch()
+        finally:
+            runner.drafter.is_idle = False
+
     def sample_tokens(self, grammar_output: Any) -> Any:
         """End a step as the engine does; our executor gets the drafts with the tokens."""
         output = super().sample_tokens(grammar_output)

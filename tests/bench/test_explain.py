@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
@@ -49,12 +49,8 @@ def metrics_of(*reports: PolicyReport) -> str:
     """What a server exports; of several reports, each with a rank of its own."""
 
     class Collector:
-        def collect(self) -> Iterator[object]:
-            by_rank = [families(report, {"model_name": "m", "tp_rank": str(n)}) for n, report in enumerate(reports)]
-            for same in zip(*by_rank, strict=True):
-                for other in same[1:]:
-                    same[0].samples.extend(other.samples)
-                yield same[0]
+        def collect(self) -> Iterable[object]:
+            return families([(report, {"model_name": "m", "tp_rank": str(n)}) for n, report in enumerate(reports)])
 
     registry = CollectorRegistry()
     registry.register(Collector())

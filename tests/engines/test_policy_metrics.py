@@ -119,7 +119,7 @@ def test_another_process_shows_the_same() -> None:
 
     class Collector:
         def collect(self) -> object:
-            return families(shapes.report(), LABELS)
+            return families([(shapes.report(), LABELS)])
 
     other = CollectorRegistry()
     other.register(Collector())
@@ -138,6 +138,6 @@ def test_another_process_shows_the_same() -> None:
 
 
 def test_before_the_first_report_there_are_names_without_values() -> None:
-    made = list(families(None, LABELS))
+    made = list(families([(None, LABELS)]))
     assert [family.name.removeprefix("eagle_plugin:") for family in made] == [metric.name for metric in POLICY]
     assert not any(family.samples for family in made)

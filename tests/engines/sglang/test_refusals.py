@@ -67,7 +67,6 @@ def test_every_flag_is_one_of_the_engines():
         ("attn_dp_size", 2),
         ("attn_cp_size", 2),
         ("dcp_size", 2),
-        ("ep_size", 2),
         ("moe_a2a_backend", "deepep"),
         ("moe_dense_tp_size", 1),
         ("enable_layernorm_sp", True),

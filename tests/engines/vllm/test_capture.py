@@ -20,10 +20,12 @@ def runner_of(
     eager: bool = False,
     mode: Any = CUDAGraphMode.PIECEWISE,
     compiles: Any = CompilationMode.VLLM_COMPILE,
+    engines: int = 1,
 ) -> Any:
     model = SimpleNamespace(enforce_eager=eager, use_mla=False)
     compilation = CompilationConfig(cudagraph_mode=mode, mode=CompilationMode.NONE if eager else compiles)
-    config = SimpleNamespace(model_config=model, compilation_config=compilation)
+    parallel = SimpleNamespace(data_parallel_size=engines)
+    config = SimpleNamespace(model_config=model, compilation_config=compilation, parallel_config=parallel)
     device = SimpleNamespace(type=kind)
     wanted = wants_graphs(config)  # as a runner asks when it is made
     return SimpleNamespace(vllm_config=config, model_config=model, device=device, wants_graphs=wanted)
@@ -63,6 +65,12 @@ def test_graphs_of_ours_need_no_compilation() -> None:
 def test_what_is_not_compiled_can_be_emulated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EAGLE_GRAPHS", "emulate")
     assert capture._unserved(runner_of("cpu", compiles=CompilationMode.NONE), "cpu") == ""
+
+
+def test_engines_that_step_together_have_no_graphs() -> None:
+    """Each has another batch at the same time, and what they exchange has its size."""
+    runner = runner_of("cuda", compiles=CompilationMode.NONE, engines=2)
+    assert "step together" in capture._unserved(runner, "cuda")
 
 
 def test_why_nothing_is_captured(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

@@ -61,8 +61,8 @@ def test_a_batch_that_changes_gets_new_metadata() -> None:
     assert draws.of(metadata_of({}), ["a", "b"])[0] is not found[0]
 
 
-def request_draws(seed: int = 3) -> sampling.RequestDraws:
-    return sampling.RequestDraws(VOCAB, torch.device("cpu"), seed)
+def request_draws(seed: int = 3, engine: int = 0) -> sampling.RequestDraws:
+    return sampling.RequestDraws(VOCAB, torch.device("cpu"), seed, engine)
 
 
 def metadata_of(seeds: dict[int, int], **changes: Any) -> Any:
@@ -88,8 +88,10 @@ def test_a_request_keeps_its_key() -> None:
 
 
 def test_ranks_draw_the_same_keys_and_servers_of_other_seeds_do_not() -> None:
-    one, other, third = (request_draws(seed).of(metadata_of({}), ["a", "b"])[1].tolist() for seed in (3, 3, 4))
-    assert one == other and not set(one) & set(third)
+    """Nor do the engines of one server, which have one seed."""
+    places = ((3, 0), (3, 0), (4, 0), (3, 1), (3, 2))
+    one, other, *others = (request_draws(*place).of(metadata_of({}), ["a", "b"])[1].tolist() for place in places)
+    assert one == other and len({*one, *(key for keys in others for key in keys)}) == 8
 
 
 def test_greedy_requests_have_no_keys() -> None:

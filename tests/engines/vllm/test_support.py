@@ -8,6 +8,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import vllm_cpu_experts
+from family_models import family_head, family_target
 from head_edits import config
 from trained_heads import trained_head
 from vllm.config import VllmConfig
@@ -148,9 +150,7 @@ def unsupported(config: VllmConfig, lines: list[str], named: str) -> None:
         ({"kv_cache_dtype": "nvfp4"}, "--kv-cache-dtype nvfp4: only"),
         ({"kv_cache_dtype": "fp8", "speculative": {"kv_cache_dtype": "auto"}}, "kv_cache_dtype auto of the head: only"),
         ({"kv_cache_dtype": "fp8", "kv_cache_dtype_skip_layers": ["0"]}, "--kv-cache-dtype-skip-layers: "),
-        ({"tensor_parallel_size": 2, "enable_lora": True}, "it is not served with --enable-lora"),
         ({"pipeline_parallel_size": 2, "distributed_executor_backend": "mp"}, "--pipeline-parallel-size"),
-        ({"data_parallel_size": 2}, "--data-parallel-size"),
         ({"speculative": {"disable_padded_drafter_batch": True}}, "disable_padded_drafter_batch"),
         ({"speculative": {"rejection_sample_method": "block"}}, "rejection_sample_method block"),
         ({"kv_transfer_config": {"kv_connector": "MooncakeConnector", "kv_role": "kv_both"}}, "MooncakeConnector has"),
@@ -196,7 +196,7 @@ def test_a_p_eagle_head_of_another_class_is_unsupported(target: Path, tmp_path: 
         ("device_config", "device_type", "tpu", "--device tpu: only CPUs and NVIDIA GPUs are served"),
         ("parallel_config", "decode_context_parallel_size", 2, "--decode-context-parallel-size"),
         ("parallel_config", "prefill_context_parallel_size", 2, "--prefill-context-parallel-size"),
-        ("parallel_config", "enable_expert_parallel", True, "--enable-expert-parallel"),
+        ("parallel_config", "enable_eplb", True, "--enable-eplb"),
         ("parallel_config", "nnodes", 2, "--nnodes"),
         ("speculative_config", "use_heterogeneous_vocab", True, "use_heterogeneous_vocab"),
         ("speculative_config", "use_local_argmax_reduction", True, "use_local_argmax_reduction"),
@@ -211,6 +211,37 @@ def test_settings_that_this_configuration_cannot_have(
     object.__setattr__(getattr(config, part), attribute, value)
     (reason,) = support.unsupported_reasons(config)
     assert named in reason
+
+
+@pytest.mark.parametrize("options", [{"tensor_parallel_size": 2, "enable_lora": True}, {"data_parallel_size": 2}])
+def test_ranks_that_are_served(options: dict[str, Any], target: Path, head: Path, lines: list[str]) -> None:
+    made = configure(target, head, **options)
+    assert made.parallel_config.worker_cls == support.WORKERS["cpu"] and lines == []
+    ours = plugin_config.plugin_config(made.speculative_config)
+    assert ours is not None and ours.engines == options.get("data_parallel_size", 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"data_parallel_size": 2}, "--data-parallel-size: the experts of target Qwen3MoeForCausalLM get tokens of"),
+        (
+            {"tensor_parallel_size": 2, "enable_expert_parallel": True},
+            "--enable-expert-parallel: vLLM's experts on a CPU",
+        ),
+    ],
+)
+def test_experts_that_vllm_does_not_share_on_a_cpu(
+    options: dict[str, Any], named: str, tmp_path: Path, lines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where vLLM has what it lacks, our worker serves them."""
+    target = family_target(tmp_path / "target", "qwen3_moe")
+    head = family_head(tmp_path / "head", target)
+    unsupported(configure(target, head, **options), lines, named)
+    vllm_cpu_experts.complete(monkeypatch)
+    assert configure(target, head, **options).parallel_config.worker_cls == support.WORKERS["cpu"]
+    other = configure(target, head, **options | {"data_parallel_size": 2}, all2all_backend="deepep_low_latency")
+    assert untouched(other) and "--all2all-backend deepep_low_latency: only" in lines[-1]
 
 
 def test_a_v1_runner_serves_where_vllm_would_take_v2(

@@ -11,8 +11,10 @@ import bigram_models
 import pytest
 import torch
 from family_models import family_head, family_target
-from vllm import LLM
+from tiny_adapters import write_adapter
+from vllm import LLM, SamplingParams
 from vllm.distributed.parallel_state import get_tp_group
+from vllm.lora.request import LoRARequest
 from vllm_bigram import ASYNC, PROMPT, PROMPTS, TREES, Acceptance, ask, tokens
 from vllm_engines import core, engine, generate
 from vllm_requests import make_prompts
@@ -211,6 +213,28 @@ def test_asynchronous_scheduling(policy: str, models: Models, expected: Spoken, 
         assert speak(served) == expected
         zero, one = in_ranks(served, rounds_by_shape)
         assert zero == one and (policy == "auto" or len(zero) > 3)
+
+
+@pytest.mark.matrix
+def test_requests_with_an_adapter(models: Models, tmp_path: Path, two_ranks: None) -> None:
+    """The text of the same ranks without trees. Each has a part of the adapter, as of the target."""
+    adapter = LoRARequest("twist", 1, str(write_adapter(tmp_path / "adapter", models.target)))
+    options: dict[str, Any] = TWO_RANKS | {"enable_lora": True, "max_lora_rank": 8, "max_loras": 1}
+
+    def answers(llm: LLM, of: LoRARequest | None) -> list[list[int]]:
+        greedy = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True, detokenize=False)
+        return tokens(llm.generate(PROMPTS, greedy, lora_request=of, use_tqdm=False))
+
+    with engine(models.target, **options) as llm:
+        plain, without = answers(llm, adapter), answers(llm, None)
+    assert sum(a != b for a, b in zip(plain, without, strict=True)) > len(PROMPTS) // 2
+    with engine(models.target, models.head, **TREES, **options, policy="random") as llm:
+        accepted = Acceptance(llm)
+        assert answers(llm, adapter) == plain
+        assert accepted.length > 1.03
+        accepted = Acceptance(llm)
+        assert answers(llm, None) == without
+        assert accepted.length > 1.2
 
 
 @pytest.mark.matrix

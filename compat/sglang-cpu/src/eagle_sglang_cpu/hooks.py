@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-from eagle_sglang_cpu import elementwise, llama4
+from eagle_sglang_cpu import elementwise, experts, llama4
 
 ATTENTION_FALLBACK = "sglang.srt.arg_groups.overrides._attention_backend_platform_fallbacks"
 GATHER_SPEC_EXTRAS = "sglang.kernels.ops.speculative.gather_spec_extras.gather_spec_extras"
@@ -197,3 +197,4 @@ def register() -> None:
     HookRegistry.register(GATED_LAYER_NORM, gated_layer_norm, HookType.AROUND)
     HookRegistry.register(SHARED_EXPERT_GATE, gate_shared_expert, HookType.AROUND)
     llama4.register()
+    experts.register()
