@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from itertools import takewhile
 from pathlib import Path
 
 import head_rows
 import pytest
 from head_rows import ROWS
+from wild_heads import ACCEPTED, write
+from wild_layouts import LAYOUTS
 
 from eagle_plugin.cli import main
-from eagle_plugin.heads.files import HeadError
+from eagle_plugin.heads.files import HeadError, read_config
+from eagle_plugin.heads.kinds import stored_algorithm
 from eagle_plugin.heads.vllm_rules import check_head, count_aux
 from eagle_plugin.runtime.preflight import head_warnings
+
+DOCUMENT = (Path(__file__).parents[2] / "docs" / "heads-format.md").read_text("utf-8")
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +79,43 @@ def test_the_command_for_vllm(name: str, models: tuple[Path, Path], capsys: pyte
         assert "SGLang             --speculative-algorithm EAGLE3" in out and 'vLLM               "method"' in out
     else:
         assert "; vLLM serves it as it is (eagle-plugin check --engine vllm)" in error and "Traceback" not in error
+
+
+def table(file: str) -> dict[str, list[str]]:
+    """The cells of docs/heads-format.md about the heads of a test's file, by head."""
+    lines = iter(DOCUMENT.splitlines())
+    next(line for line in lines if line.startswith(f"| head (`tests/heads/{file}`)"))
+    rows = [line.strip("| ").split(" | ") for line in takewhile(lambda line: line.startswith("|"), lines)]
+    return {name: cells for name, *cells in rows[1:]}
+
+
+def says(cell: str) -> bool:
+    """Whether a cell of the document says that an engine, or `check`, takes the head."""
+    return not cell.startswith(("refused", "does not start", "left"))
+
+
+def test_the_document_has_every_row(models: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    found = table("test_head_rows.py")
+    assert found.keys() == ROWS.keys()
+    for name, (check, sglang, vllm) in found.items():
+        head = head_rows.write_row(name, models[1])
+        assert says(check) == (main(["check", str(models[0]), str(head), "--files-only"]) == 0), name
+        assert says(vllm) == (ROWS[name].vllm == "plugin"), name
+        assert says(sglang) == (ROWS[name].sglang == "plugin") or "on a CPU" in sglang, name
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_the_document_has_layouts(tiny_target: Path, tmp_path: Path) -> None:
+    found = table("test_wild_heads.py")
+    assert len(found) > 10
+    for name, (check, sglang, vllm) in found.items():
+        layout, folder = LAYOUTS[name], write(LAYOUTS[name], tmp_path / name.replace(" ", "-"), tiny_target)
+        algorithm = stored_algorithm(read_config(folder))
+        assert says(check) == (layout.check == ACCEPTED), name
+        assert says(vllm) == (layout.vllm == ACCEPTED), name
+        assert vllm.startswith("left") == ("the plugin serves" in layout.vllm), name
+        if not sglang.startswith("left"):
+            assert says(sglang) == (verdict(head_warnings, tiny_target, folder, algorithm) == "plugin"), name
 
 
 def test_the_command_names_what_vllm_does_not_start_with(

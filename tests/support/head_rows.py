@@ -239,12 +239,17 @@ ROWS: dict[str, Row] = {
         aux(1, 2, 4, 6, sglang=False), "plugin", "fc.weight of shape", False, False
     ),
     "one aux layer": Row(aux(4), "plugin", "plugin", True, True),
+    "the embedding as an aux layer": Row(aux(0, 4, 6), "plugin", "wanted rising ids from 0", True, False),
+    "no lm_head beside a draft vocabulary": Row(
+        _together(without_token_0(torch.int64), drop("lm_head.weight")),
+        "plugin", "not lm_head.weight", True, False, right=False,
+    ),
     "norms of EAGLE-3.1": Row(norms, "plugin", "plugin", True, True),
     "one norm before fc": Row(norm_before_fc, "plugin", "plugin", True, True),
     "norm_before_residual": Row(norm_before_residual, "plugin", "plugin", True, True, right_in_sglang=False),
     "a window of one token": Row(window, "plugin", "plugin", True, True, right_in_sglang=False),
     "the same head without its window": Row(
-        _together(window, config(layer_types=...)), "plugin", "plugin", True, True, right=False
+        _together(window, config(layer_types=...)), "plugin", "plugin", True, True, right=False, right_in_sglang=False
     ),
     "two layers": Row(second_layer("hidden_norm", "input_layernorm"), "plugin", "plugin", True, True),
     "biases of q, k, v": Row(qkv_biases, "plugin", "plugin", True, True),
