@@ -239,7 +239,7 @@ ROWS: dict[str, Row] = {
         aux(1, 2, 4, 6, sglang=False), "plugin", "fc.weight of shape", False, False
     ),
     "one aux layer": Row(aux(4), "plugin", "plugin", True, True),
-    "the embedding as an aux layer": Row(aux(0, 4, 6), "plugin", "wanted rising ids from 0", True, False),
+    "the embedding as an aux layer": Row(aux(0, 4, 6), "plugin", "plugin", True, True),
     "no lm_head beside a draft vocabulary": Row(
         _together(without_token_0(torch.int64), drop("lm_head.weight")),
         "plugin", "not lm_head.weight", True, False, right=False,
