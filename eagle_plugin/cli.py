@@ -22,6 +22,7 @@ model and your traffic, checks them and measures.
 EXAMPLES = """\
 examples:
   eagle-plugin serve                                 a small model with its head; prints a curl command
+  eagle-plugin serve gpt-oss-20b                     a public model with a public head, from the Hugging Face hub
   eagle-plugin models get smollm2-135m-instruct      prepare a small real model, print its folder
   eagle-plugin check TARGET HEAD                     does this draft head fit this target?
   eagle-plugin optimize RECIPE.yaml --out out/head   prompts in, trained head and its measured gain out
@@ -138,7 +139,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True, dest="command")
 
-    models = commands.add_parser("models", help="small real models for the demo and the tests")
+    models = commands.add_parser("models", help="models by name: a small one, and public ones with their heads")
     actions = models.add_subparsers(metavar="ACTION", required=True, dest="action")
     actions.add_parser("list", help="the models that `get` knows").set_defaults(run=_models_list)
     get = actions.add_parser("get", help="download and convert a model once, print its folder")
@@ -163,20 +164,28 @@ def _own_main(module: str) -> Callable[[list[str]], int | None]:
 
 def _models_list(arguments: argparse.Namespace) -> None:
     with importing():
-        from eagle_plugin.models import CATALOG, head_folder, installed, shipped_heads
+        from eagle_plugin.models import CATALOG, PUBLIC, head_folder, installed, shipped_heads
 
     for model in CATALOG.values():
         state = "ready" if installed(model.name) else f"{model.download_mb} MB to download"
         print(f"{model.name}  {state}  {model.license}\n  {model.summary}")
     for name in shipped_heads():
         print(f"{name}  ready  Apache-2.0\n  a draft head that comes with eagle-plugin, in {head_folder(name)}")
+    print("\nOf the Hugging Face hub, none of them tried here; GB of the target's weights, which is also its download:")
+    for public in PUBLIC.values():
+        print(f"{public.name}  {public.weights_gb:.0f} GB\n  {public.target} with the head {public.head}")
 
 
 def _models_get(arguments: argparse.Namespace) -> None:
     with importing():
         from eagle_plugin.common.progress import progress_bar
-        from eagle_plugin.models import get_model
+        from eagle_plugin.models import PUBLIC, fetch_repository, get_model
 
+    if arguments.name in PUBLIC:
+        public = PUBLIC[arguments.name]
+        for repository in (public.target, public.head):
+            print(fetch_repository(repository))
+        return
     with progress_bar() as report:
         folder = get_model(arguments.name, report)
     print(folder)
@@ -184,11 +193,25 @@ def _models_get(arguments: argparse.Namespace) -> None:
 
 def _models_path(arguments: argparse.Namespace) -> None:
     with importing():
-        from eagle_plugin.models import head_folder, installed, model_folder, shipped_heads
+        from eagle_plugin.models import (
+            PUBLIC,
+            ModelError,
+            fetch_repository,
+            head_folder,
+            installed,
+            model_folder,
+            shipped_heads,
+        )
 
     name = arguments.name
     if name in shipped_heads():
         print(head_folder(name))
+        return
+    if name in PUBLIC:
+        try:
+            print(fetch_repository(PUBLIC[name].target, cached=True))
+        except ModelError as error:
+            raise CommandError(f"{name} is not in the hub's cache; run: eagle-plugin models get {name}") from error
         return
     if not installed(name):
         raise CommandError(f"{name} is not in {model_folder(name)}; run: eagle-plugin models get {name}")

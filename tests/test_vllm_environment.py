@@ -28,7 +28,7 @@ UNITS = {
         "prompts_interpreted", "sampling_contract", "sampling_nodes", "scheduled_shapes", "shapes", "stops", "support",
         "support_gpu", "thinking", "v2_contract", "v2_fake_cuda",
     ),
-    "heads": ("vllm_round_trip", "vllm_targets"),
+    "heads": ("vllm_round_trip", "vllm_targets", "wild_heads"),
 }  # fmt: skip
 ENGINES = {
     "greedy": ("greedy",),

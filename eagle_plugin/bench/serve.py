@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import signal
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from eagle_plugin.bench.choices import (
+    TARGET,
     add_model_options,
     check_engine,
     chosen_device,
@@ -22,18 +24,22 @@ from eagle_plugin.bench.choices import (
 )
 from eagle_plugin.bench.engines import ENGINES
 from eagle_plugin.bench.progress import Steps
+from eagle_plugin.bench.public_heads import public_head
 from eagle_plugin.bench.servers import Server, ServerError, check_worker, sigterm_as_exit
 from eagle_plugin.bench.spec import ServerSpec
 from eagle_plugin.common.command_line import Parser, port_number
 from eagle_plugin.common.errors import UserError
+from eagle_plugin.models import PUBLIC
 
 DESCRIPTION = """\
 Start a stock engine's OpenAI server on 127.0.0.1, with the plugin or (--plain) without drafts, and keep it running
-until Ctrl-C. Without options it serves a small model with the draft head that comes with eagle-plugin.
+until Ctrl-C. Without options it serves a small model with the draft head that comes with eagle-plugin. With the name of
+a public model it fetches the target and a head for it from the Hugging Face hub.
 """
 EXAMPLES = """\
 examples:
   eagle-plugin serve                                     prints the address and a curl command
+  eagle-plugin serve gpt-oss-20b                         a public model and its head (eagle-plugin models list)
   eagle-plugin serve --target TARGET --head HEAD -- --chunked-prefill-size 2048
   eagle-plugin serve --plain --target TARGET --port 30000 --concurrency 64       a target for `data generate`
 
@@ -50,6 +56,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("model", nargs="?", metavar="NAME", help="a name of `eagle-plugin models list`")
     add_model_options(parser)
     parser.add_argument("--plain", action="store_true", help="the engine alone, without drafts: for `data generate`")
     parser.add_argument("--port", type=port_number, default=None, help="default: a free port")
@@ -60,8 +67,14 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--concurrency", type=int, default=8, help="requests served at a time; others wait (default: 8)"
     )
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder of logs/ (default: out)")
-    parser.add_argument("engine_flags", nargs="*", metavar="-- ENGINE FLAGS", help="passed on unchanged")
-    options = parser.parse_args(argv)
+    given = list(sys.argv[1:] if argv is None else argv)
+    end = given.index("--") if "--" in given else len(given)
+    options = parser.parse_args(given[:end])
+    options.engine_flags = given[end + 1 :]
+    if options.model is not None:
+        if options.target != TARGET:
+            parser.error(f"NAME is {options.model} and --target {options.target}; leave one of them out")
+        options.target = options.model
     for flag in ("head", "shape"):
         if options.plain and getattr(options, flag) is not None:
             parser.error(f"--plain serves without drafts and has no --{flag}; leave one of them out")
@@ -72,7 +85,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def server_spec(options: argparse.Namespace, target: Path) -> ServerSpec:
     """The server that the options ask for; ServerError if there is no head for this target."""
-    head = None if options.plain else resolve_head(options.head, target)
+    head = None if options.plain else _head(options, target)
     return (
         ServerSpec(
             target=target,
@@ -88,6 +101,13 @@ def server_spec(options: argparse.Namespace, target: Path) -> ServerSpec:
         .for_concurrency(options.concurrency)
         .alone()
     )
+
+
+def _head(options: argparse.Namespace, target: Path) -> Path:
+    """The head that the options name, or, of a public model, its own in the form that the engine reads."""
+    if options.head is None and options.target in PUBLIC:
+        return public_head(PUBLIC[options.target], options.engine, target)
+    return resolve_head(options.head, target)
 
 
 def curl_example(url: str) -> str:

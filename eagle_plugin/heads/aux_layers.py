@@ -41,16 +41,16 @@ def captured_layers(
             f"{list(captured)}); add eagle_config.{KEY}, each id less one"
         )
     last = last_boundary(architecture, layers)
-    if not are_layers(captured, layers, last):
+    if not are_layers(captured, layers, 0, last):
         if ids is None:
             raise HeadError(
                 f"the default aux layers {list(captured)} of a target with {layers} layers are not three different "
                 f"layers; write eagle_config.{KEY} into {folder}/config.json"
             )
         rising = tuple(sorted(set(captured)))
-        (misread if len(rising) == len(captured) and are_layers(rising, layers, last) else refuse)(
+        (misread if len(rising) == len(captured) and are_layers(rising, layers, 0, last) else refuse)(
             f"{folder} has aux layer ids {ids}, for which the engine would capture the inputs of layers "
-            f"{list(captured)}, wanted rising ids from 0 to {layers - 2} for a target with {layers} layers; "
+            f"{list(captured)}, wanted rising ones from 0 to {last} for a target with {layers} layers; "
             "use the head trained for this target"
         )
         captured = rising

@@ -9,6 +9,7 @@ through for Inf and NaN, and where the head has a record of its export everythin
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -31,7 +32,7 @@ from eagle_plugin.heads.files import (
 from eagle_plugin.heads.formats import EagleFormat, refuse_mask_without_features
 from eagle_plugin.heads.kinds import ALGORITHMS, HEADS, HeadSpec, spec_of_tensors
 from eagle_plugin.heads.manifest import compare_target
-from eagle_plugin.heads.other_layouts import refuse_other_layout, rope_sections
+from eagle_plugin.heads.other_layouts import refuse_other_layout
 from eagle_plugin.heads.suspicions import suspicions
 
 BYTES = {"BF16": 2, "F16": 2, "F32": 4}
@@ -77,12 +78,6 @@ def check_head(target_dir: str | Path, head_dir: str | Path, *, algorithm: str, 
         misread(str(error))
     spec = _find_spec(config, folder, algorithm)
     _check_dimensions(target, config, folder, spec.format, misread)
-    if rope_sections(config) and not rope_sections(target):
-        raise HeadError(
-            f"{folder} has rope_scaling with mrope_section {rope_sections(config)}, for which the engine wants three "
-            "positions per token, but its target has one; use a head of this target, or remove mrope_section if it "
-            "was trained on text alone"
-        )
     if head.quantised:
         raise LeftToEngine(
             f"{folder} has {head.quantised[0]} as {head.stored[head.quantised[0]].dtype}, wanted one of "
@@ -114,7 +109,7 @@ def check_head(target_dir: str | Path, head_dir: str | Path, *, algorithm: str, 
         draft_vocab_size=draft_vocab,
         aux_layer_ids=aux,
         num_layers=config["num_hidden_layers"],
-        dtype=DTYPES[Counter(t.dtype for t in used).most_common(1)[0][0]],
+        dtype=most_common_dtype(used),
         parameters=sum(prod(t.shape) for t in used),
         bytes=sum(prod(t.shape) * BYTES[t.dtype] for t in used),
         warnings=(
@@ -124,6 +119,11 @@ def check_head(target_dir: str | Path, head_dir: str | Path, *, algorithm: str, 
             *(compare_target(head.manifest, target_dir, folder) if head.manifest is not None else ()),
         ),
     )
+
+
+def most_common_dtype(tensors: Sequence[StoredTensor]) -> str:
+    """The type in which most of these weights are stored, as torch names it."""
+    return DTYPES[Counter(t.dtype for t in tensors).most_common(1)[0][0]]
 
 
 def check_fits(target_dir: str | Path, head: HeadDescription) -> HeadSpec:

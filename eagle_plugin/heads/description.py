@@ -1,7 +1,7 @@
 """The one description of a draft head, made of its files, that commands, servers and the check before a start read.
 
 It says what is stored, and judges nothing that engines see differently: what SGLang makes of it is in
-`heads.checkpoint`, what vLLM makes of it in `vllm.head_rules`. torch is not imported.
+`heads.checkpoint`, what vLLM makes of it in `heads.vllm_rules`. torch is not imported.
 """
 
 from __future__ import annotations

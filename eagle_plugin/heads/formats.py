@@ -175,6 +175,13 @@ class Eagle3Format(EagleFormat):
                 f"{folder} has {dropped[0]}, which the engine's EAGLE-3 layer drops without a message; "
                 "train the head without attention biases"
             )
+        fc = tensors.get("fc.weight")
+        if fc is not None and fc.shape[1:] == (config["hidden_size"],):
+            misread(
+                f"{folder} has fc.weight that reads {fc.shape[1]} values, as many as the head is wide, and SGLang's "
+                "class leaves fc out where states have that width; train a head with more aux layers, or serve it "
+                "with vLLM"
+            )
         refuse_mask_without_features(config, tensors, folder)
 
 

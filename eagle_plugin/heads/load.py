@@ -17,7 +17,7 @@ from eagle_plugin.heads.draft_head import DraftHead, StoredHead, head_class
 from eagle_plugin.heads.files import DTYPES, HeadError, count_layers, layer_config, load_weights
 from eagle_plugin.heads.formats import refuse_mask_without_features
 from eagle_plugin.heads.interpretations import Interpretation, read_interpretations
-from eagle_plugin.heads.other_layouts import refuse_other_layout, rope_options, rope_sections
+from eagle_plugin.heads.other_layouts import refuse_other_layout, rope_options, rope_sections, without_sections
 from eagle_plugin.heads.target_files import TargetFiles
 
 # Copies of the target's tensors that speculators keeps beside the head for its training.
@@ -47,6 +47,8 @@ def load_any_head(
     config = _llama_keys(raw, kind)
     target = TargetFiles(target_dir)
     _check_sizes(described, target)
+    if not rope_sections(target.config):
+        config = without_sections(config)
     weights = _without_zero_biases(load_weights(folder), kind)
     _check_computable(config, weights, kind, folder)
     _check_layers(config, weights, folder)
@@ -111,7 +113,7 @@ def _check_computable(config: dict[str, Any], weights: dict[str, Tensor], kind: 
     elif sections := rope_sections(config):
         found = (
             f"mrope_section {sections}, which rotates by the places in an image, wanted a head of text; "
-            "remove the key if it was trained on text alone"
+            "serve it as it is"
         )
     elif "alpha" in rope_options(config):
         found = (

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle_plugin.heads.files import HeadError, levels_of, read_json
+from eagle_plugin.heads.kinds import HeadSpec
 from eagle_plugin.policy.shapes import PARALLEL_LEVELS
 
 MANIFEST = "eagle_plugin.json"
@@ -103,6 +104,17 @@ def parallel_levels(folder: str | Path | None) -> int | None:
     if not levels_of(read_json(Path(folder) / "config.json"), folder).depth_is_free:
         return None
     return trained_depths(folder) or PARALLEL_LEVELS
+
+
+def fewer_levels(head: str | Path, spec: HeadSpec, steps: int | None) -> list[str]:
+    """A warning where a head that drafts all levels in one forward was trained for fewer than `steps` of them."""
+    depths = trained_depths(head) if spec.levels.depth_is_free else None
+    if steps is None or depths is None or depths >= steps:
+        return []
+    return [
+        f"{head} was trained to draft {depths} tokens in one forward, so its trees have {depths} levels and not "
+        f"{steps}; train it with phases.steps {steps} for deeper ones"
+    ]
 
 
 def compare_target(manifest: dict[str, Any], target_dir: str | Path, head_dir: str | Path) -> list[str]:

@@ -36,6 +36,11 @@ _FIRST_IS_ONE = """
     DeepseekV2ForCausalLM DeepseekV3ForCausalLM DeepseekV32ForCausalLM Glm4MoeLiteForCausalLM GlmMoeDsaForCausalLM
     KimiK25ForConditionalGeneration MistralLarge3ForCausalLM
 """
+# SGLang's classes that capture the output of the last layer too, before the final norm, as the input of one more.
+_LAST = """
+    Gemma3ForCausalLM Gemma3ForConditionalGeneration Gemma4ForCausalLM Gemma4ForConditionalGeneration
+    Gemma4UnifiedForConditionalGeneration GptOssForCausalLM MiniMaxM3SparseForCausalLM
+"""
 # vLLM's own classes; those that it serves through transformers are not listed.
 _VLLM = """
     AfmoeForCausalLM ApertusForCausalLM Cohere2MoeForCausalLM CohereCompassForConditionalGeneration
@@ -68,6 +73,7 @@ SGLANG_TARGETS: dict[str, AuxRule] = {
     "GptOssForCausalLM": "up_to_last",
     "MiniMaxM3SparseForConditionalGeneration": "shifted",
 }
+SGLANG_LAST = frozenset(_LAST.split())
 VLLM_TARGETS = frozenset(_VLLM.split())
 # Capture works here, but EAGLE-2 is what managed services train for this architecture.
 PREFER_EAGLE2 = frozenset({"Qwen3NextForCausalLM"})
@@ -84,20 +90,21 @@ def engines_default(layers: int) -> tuple[int, ...]:
     return 2, layers // 2, layers - 3
 
 
-def are_layers(aux_layers: Sequence[int], layers: int, last: int | None = None) -> bool:
+def are_layers(aux_layers: Sequence[int], layers: int, first: int = 1, last: int | None = None) -> bool:
     """Whether both engines can capture the inputs of these layers of a target with so many: rising, from 1 on.
 
-    last: the greatest that can be captured (default: the last layer's; `last_boundary`).
+    first: the least that is wanted; 0 is the embedding. last: the greatest that can be captured (default: the last
+    layer's; `last_boundary`).
     """
     rising = all(a < b for a, b in zip(aux_layers, aux_layers[1:], strict=False))
     greatest = layers - 1 if last is None else last
-    return bool(aux_layers) and rising and aux_layers[0] >= 1 and aux_layers[-1] <= greatest
+    return bool(aux_layers) and rising and aux_layers[0] >= first and aux_layers[-1] <= greatest
 
 
 def last_boundary(architecture: str, layers: int) -> int:
     """The greatest layer whose input SGLang captures: one more than there are, which is the output of the last layer,
     before the final norm, in the classes that capture it."""
-    return layers if SGLANG_TARGETS.get(architecture) == "up_to_last" else layers - 1
+    return layers if architecture in SGLANG_LAST else layers - 1
 
 
 def default_aux_layers(layers: int) -> tuple[int, ...]:
@@ -123,11 +130,11 @@ def sglang_ids(architecture: str, aux_layers: Sequence[int], layers: int) -> lis
     """
     wanted = tuple(aux_layers)
     for ids in ([i - 1 for i in wanted], list(wanted)):
-        if min(ids) >= 0 and sglang_layers(architecture, ids, layers) == wanted:
+        if min(ids) >= -1 and sglang_layers(architecture, ids, layers) == wanted:
             return ids
     raise HeadError(
         f"aux layers {list(wanted)} of a {architecture} with {layers} layers cannot be captured by SGLang; "
-        "choose a first layer other than 0 and, for DeepSeek-like targets, other than 1"
+        "choose a first layer other than 1"
     )
 
 

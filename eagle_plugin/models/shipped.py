@@ -6,6 +6,8 @@ In a wheel they are inside the package (setup.py copies them), in a checkout bes
 from pathlib import Path
 
 from eagle_plugin.models.catalog import ModelError
+from eagle_plugin.models.hub import fetch_repository
+from eagle_plugin.models.public import HEADS as PUBLIC_HEADS
 
 HEAD = "smollm2-135m-instruct-eagle3"
 PACKAGE = Path(__file__).resolve().parent.parent
@@ -26,10 +28,13 @@ def shipped_heads() -> list[str]:
 
 
 def head_folder(name: str | Path) -> Path:
-    """The folder of that path, or of the shipped head of that name; a name of neither is returned as it is.
+    """The folder of that path, of the shipped head of that name, or of a public model's head, which is downloaded; a
+    name of none of them is returned as it is.
 
     The command that reads the head says what is wrong with a folder, so nothing is refused here.
     """
+    if not Path(name).exists() and str(name) in PUBLIC_HEADS:
+        return fetch_repository(str(name))
     if Path(name).exists() or str(name) not in shipped_heads():
         return Path(name)
     return examples_folder() / "heads" / name

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from eagle_plugin.heads.checkpoint import check_head
 from eagle_plugin.heads.files import HeadError, read_config
-from eagle_plugin.heads.kinds import HeadSpec, find_spec
-from eagle_plugin.heads.manifest import trained_depths
+from eagle_plugin.heads.kinds import find_spec
+from eagle_plugin.heads.manifest import fewer_levels
 
 
 def can_check(target: str, head: str) -> bool:
@@ -41,17 +41,6 @@ def head_warnings(target: str, head: str, algorithm: str, steps: int | None = No
     misread: list[str] = []
     found = check_head(target, head, algorithm=algorithm, misread=misread.append)
     return [*misread, *found.warnings, *fewer_levels(head, find_spec(found.kind), steps)]
-
-
-def fewer_levels(head: str | Path, spec: HeadSpec, steps: int | None) -> list[str]:
-    """A warning where a head that drafts all levels in one forward was trained for fewer than `steps` of them."""
-    depths = trained_depths(head) if spec.levels.depth_is_free else None
-    if steps is None or depths is None or depths >= steps:
-        return []
-    return [
-        f"{head} was trained to draft {depths} tokens in one forward, so its trees have {depths} levels and not "
-        f"{steps}; train it with phases.steps {steps} for deeper ones"
-    ]
 
 
 def refuse_targets_config(target: str, head: str) -> None:

@@ -66,8 +66,12 @@ class RoundBatch(NamedTuple):
         return self.start.window(first, count)
 
     def rotary_axes(self, positions: Tensor) -> Tensor:
-        """The positions [3, N] of rows of text, N / B for each request, for their places [N] in it."""
-        assert self.shifts is not None
+        """The positions [3, N] of rows of text, N / B for each request, for their places [N] in it.
+
+        Without shifts the target has one axis and only the head has three, as where it was trained beside images.
+        """
+        if self.shifts is None:
+            return positions.view(1, -1).repeat(3, 1)
         return (positions.view(self.padded_b, -1) + self.shifts[:, None]).view(1, -1).repeat(3, 1)
 
     def tree_rows(self, ancestors: Tensor, tail: int) -> TreeRows:

@@ -166,12 +166,18 @@ CONTRACT: Contract = {
             " max_num_tokens"
         ),
     },
-    "vllm.model_executor.models.llama_eagle3.Eagle3LlamaForCausalLM": {
-        "load_weights": "self weights",
-        "forward": "self input_ids positions hidden_states inputs_embeds",
-        "combine_hidden_states": "self hidden_states",
-        **attributes("use_parallel_drafting draft_id_to_target_id lm_head logits_processor"),
-    },
+    **dict.fromkeys(
+        (
+            "vllm.model_executor.models.llama_eagle3.Eagle3LlamaForCausalLM",
+            "vllm.model_executor.models.qwen3_eagle3.Eagle3Qwen3ForCausalLM",
+        ),
+        {
+            "load_weights": "self weights",
+            "forward": "self input_ids positions hidden_states inputs_embeds",
+            "combine_hidden_states": "self hidden_states",
+            **attributes("use_parallel_drafting draft_id_to_target_id lm_head logits_processor"),
+        },
+    ),
     "vllm.model_executor.models.interfaces.SupportsMultiModal": {
         "embed_input_ids": "self input_ids multimodal_embeddings is_multimodal",
         **attributes("requires_raw_input_tokens"),

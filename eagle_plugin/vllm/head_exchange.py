@@ -11,9 +11,9 @@ from vllm.config import set_current_vllm_config
 
 from eagle_plugin.common.deploy_folder import Served
 from eagle_plugin.heads.same_form import check_same_form
+from eagle_plugin.heads.vllm_rules import check_head
 from eagle_plugin.runtime.head_mailbox import HeadMailbox, open_mailbox
 from eagle_plugin.vllm.backend import tree_attention
-from eagle_plugin.vllm.head_rules import check_head
 from eagle_plugin.vllm.plugin_config import plugin_config
 
 KEPT = ("model", "levels", "_draft_to_target", "_draft_attn_layer_names")  # attributes of a drafter that a head has

@@ -12,6 +12,8 @@ from eagle_plugin.common.errors import UserError
 from eagle_plugin.heads.description import read_head
 from eagle_plugin.heads.files import HeadError, LeftToEngine
 from eagle_plugin.heads.manifest import trained_depths
+from eagle_plugin.heads.vllm_classes import SERVED
+from eagle_plugin.heads.vllm_rules import check_head, count_aux
 from eagle_plugin.policy.chooser import policy_mode
 from eagle_plugin.policy.log import log_seconds
 from eagle_plugin.policy.shapes import PARALLEL_LEVELS
@@ -23,7 +25,6 @@ from eagle_plugin.vllm.cache_dtypes import FLOAT8
 from eagle_plugin.vllm.compile_cache import set_compile_key
 from eagle_plugin.vllm.draft_limits import draft_limits, limits_above
 from eagle_plugin.vllm.gpu import unsupported_on_gpu
-from eagle_plugin.vllm.head_rules import check_head
 from eagle_plugin.vllm.kv_connectors import unserved_connectors
 from eagle_plugin.vllm.latent_limits import schedule_whole_prompts, unserved_latent
 from eagle_plugin.vllm.masked_rows import configured_levels
@@ -45,12 +46,6 @@ WORKERS = {
     "cpu": "eagle_plugin.vllm.cpu_worker.TreeCPUWorker",
     "cuda": "eagle_plugin.vllm.worker.TreeWorker",
 }
-HEAD_ARCHITECTURES = (
-    "EagleLlamaForCausalLM",
-    "Eagle3LlamaForCausalLM",
-    "LlamaForCausalLMEagle3",
-    "PeagleLlamaForCausalLM",
-)
 # Targets with linear layers that our worker computes.
 GATED_DELTA_NETS = (
     "Qwen3NextForCausalLM",
@@ -99,6 +94,8 @@ def choose_worker(vllm_config: Any) -> None:
         _log_once(logging.WARNING, f"eagle-plugin: {warning}")
     if can_check(target, head) and read_head(head).leftover_quantisation:
         speculative.draft_model_config.quantization = None  # its layers read the weights as they are stored
+    if can_check(target, head) and (count := count_aux(target, head)):
+        speculative.draft_model_config.hf_config.num_aux_hidden_states = count  # vLLM's class takes 3 for it
     shape = shape.within_steps(trained)
     v2, runner = choose_runner(vllm_config)
     subject = subject_of(vllm_config, shape, levels, v2)
@@ -230,8 +227,8 @@ def unsupported_reasons(vllm_config: Any) -> list[str]:
             "--language-model-only its texts are",
         ),
         (
-            draft.architecture not in HEAD_ARCHITECTURES,
-            f"draft head {draft.architecture}: not one of {', '.join(HEAD_ARCHITECTURES)}",
+            draft.architecture not in SERVED,
+            f"draft head {draft.architecture}: not one of {', '.join(SERVED)}",
         ),
     )
     reasons = [why for found, why in checks if found] + unserved_connectors(vllm_config.kv_transfer_config)

@@ -53,6 +53,24 @@ def test_a_peagle_head_is_recognised(
         assert written["kind"] == kind and written["cumulative"][0] == 1.0
 
 
+def test_heads_by_the_rules_of_vllm(
+    markov_target: Path, markov_eagle3: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A head that only vLLM serves is measured where its drafts can be computed here, and where not it says why."""
+    command = ["check", str(markov_target)]
+    aux = {"eagle_aux_hidden_state_layer_ids": [1, 2, 4]}
+    for keys, drafts in ((aux, "first draft right for 100.0%"), ({"norm_before_residual": True}, "not measured: ")):
+        folder = tmp_path / "-".join(keys)
+        shutil.copytree(markov_eagle3, folder)
+        (folder / "eagle_plugin.json").unlink(missing_ok=True)
+        (folder / "config.json").write_text(json.dumps(json.loads((folder / "config.json").read_text()) | keys))
+        assert main([*command, str(folder)]) == 2
+        assert "; vLLM serves it as it is (eagle-plugin check --engine vllm)" in capsys.readouterr().err
+        assert main([*command, str(folder), "--engine", "vllm"]) == 0
+        printed = capsys.readouterr().out
+        assert f"drafts             {drafts}" in printed and ("norm_before_residual" in printed) == (keys is not aux)
+
+
 def test_head_of_another_target_is_refused(markov_target: Path, tmp_path: Path) -> None:
     """It fits by every size and name, and drafts nothing that this target says."""
     other = tiny_models.markov_target(tmp_path / "other", seed=9)

@@ -108,6 +108,35 @@ def test_aux_ids_by_architecture(case: tuple[str, int], tiny_eagle3: Path, tiny_
     assert check_head(tmp_path, folder, algorithm="EAGLE3").aux_layer_ids == captured
 
 
+@pytest.mark.parametrize(("architecture", "ids"), [("GptOssForCausalLM", [1, 3, 7]), ("Gemma3ForCausalLM", [0, 2, 6])])
+def test_the_output_of_the_last_layer(
+    architecture: str, ids: list[int], tiny_eagle3: Path, tiny_target: Path, tmp_path: Path
+) -> None:
+    """These two classes of SGLang capture it, each with its own rule for ids; Llama's does not."""
+    folder = tmp_path / "head"
+    shutil.copytree(tiny_eagle3, folder)
+    config(eagle_config={AUX: ids})(folder)
+    for name, is_captured in ((architecture, True), ("LlamaForCausalLM", False)):
+        (tmp_path / "config.json").write_text(json.dumps(read_config(tiny_target) | {"architectures": [name]}))
+        if is_captured:
+            assert check_head(tmp_path, folder, algorithm="EAGLE3").aux_layer_ids == (1, 3, 7)
+        else:
+            with pytest.raises(HeadError, match="wanted rising ones from 0 to 6"):
+                check_head(tmp_path, folder, algorithm="EAGLE3")
+
+
+def test_the_embedding_is_an_aux_layer(tiny_eagle3: Path, tiny_target: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "head"
+    shutil.copytree(tiny_eagle3, folder)
+    for ids, captured in (([-1, 3, 5], (0, 4, 6)), ([-2, 3, 5], None)):
+        config(eagle_config={AUX: ids})(folder)
+        if captured:
+            assert check_head(tiny_target, folder, algorithm="EAGLE3").aux_layer_ids == captured
+        else:
+            with pytest.raises(HeadError, match="wanted rising ones from 0 to 6"):
+                check_head(tiny_target, folder, algorithm="EAGLE3")
+
+
 def test_last_boundary_of_gpt_oss(tiny_eagle3: Path, tiny_target: Path, tmp_path: Path) -> None:
     """With an id equal to the number of layers this class takes all ids as they are, and the last one names the output
     of the last layer; other classes capture no such output."""
@@ -118,7 +147,7 @@ def test_last_boundary_of_gpt_oss(tiny_eagle3: Path, tiny_target: Path, tmp_path
     (tmp_path / "config.json").write_text(json.dumps(target))
     assert check_head(tmp_path, folder, algorithm="EAGLE3").aux_layer_ids == (1, 3, 7)
     config(eagle_config={AUX: [1, 3, 6]})(folder)
-    with pytest.raises(HeadError, match=r"wanted rising ids"):
+    with pytest.raises(HeadError, match=r"wanted rising ones"):
         check_head(tiny_target, folder, algorithm="EAGLE3")
     config(eagle_config={AUX: [1, 7, 3]})(folder)
     with pytest.raises(HeadError, match=r"inputs of layers \[1, 7, 3\]"):

@@ -72,8 +72,8 @@ REFUSALS: dict[str, tuple[str, Edit, list[str]]] = {
     "head dim": ("tiny_eagle3", config(head_dim=32), ["q_proj", "[64, 128]", "[128, 128]"]),
     # aux layers
     "aux count": ("tiny_eagle3", config(num_aux_hidden_states=2), ["num_aux_hidden_states 2", "3 aux layers"]),
-    "aux too high": ("tiny_eagle3", config(eagle_config={AUX: [1, 2, 6]}), ["[1, 2, 6]", "0 to 5", "7 layers"]),
-    "aux negative": ("tiny_eagle3", config(eagle_config={AUX: [-1, 2, 4]}), ["[-1, 2, 4]", "0 to 5"]),
+    "aux too high": ("tiny_eagle3", config(eagle_config={AUX: [1, 2, 6]}), ["[1, 2, 6]", "0 to 6", "7 layers"]),
+    "aux negative": ("tiny_eagle3", config(eagle_config={AUX: [-2, 2, 4]}), ["[-2, 2, 4]", "0 to 6"]),
     "aux twice": ("tiny_eagle3", config(eagle_config={AUX: [1, 1, 4]}), ["[1, 1, 4]", "rising"]),
     "aux falling": ("tiny_eagle3", config(eagle_config={AUX: [4, 2, 1]}), ["[4, 2, 1]", "rising"]),
     "aux words": ("tiny_eagle3", config(eagle_config={AUX: "1,2,3"}), ["'1,2,3'", "list"]),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import re
 import textwrap
 from pathlib import Path
 from types import SimpleNamespace
@@ -96,7 +97,7 @@ def test_sglangs_ids(sglang_methods: dict[str, ast.FunctionDef]) -> None:
             if captured is not None:
                 ran += 1
                 assert captured == target_table.sglang_layers(architecture, ids, LAYERS), (architecture, ids)
-        for wanted in ((2, 24, 45), (1, 20, 40), (3, 25, 46)):
+        for wanted in ((2, 24, 45), (1, 20, 40), (3, 25, 46), (0, 24, 45)):
             try:
                 captured = capture(method, target_table.sglang_ids(architecture, wanted, LAYERS), LAYERS)
             except HeadError:
@@ -104,6 +105,32 @@ def test_sglangs_ids(sglang_methods: dict[str, ast.FunctionDef]) -> None:
                 continue
             assert captured in (None, wanted), architecture
     assert ran > 200
+
+
+# Of SGLang's files, those in which the output of the last layer is captured, and their targets for EAGLE heads.
+LAST = {
+    "gemma3_causal.py": {"Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"},
+    "gemma4_causal.py": {
+        "Gemma4ForCausalLM",
+        "Gemma4ForConditionalGeneration",
+        "Gemma4UnifiedForConditionalGeneration",
+    },
+    "gpt_oss.py": {"GptOssForCausalLM"},
+    "minimax_m3.py": {"MiniMaxM3SparseForCausalLM"},
+    **dict.fromkeys(("laguna.py", "lfm2.py", "lfm2_moe.py", "mimo_v2.py", "nemotron_h.py"), set()),
+}
+BOUNDARY = re.compile(r"(end_layer|num_layers|num_hidden_layers|len\(self\.layers\)) in self\.layers_to_capture")
+
+
+def test_sglangs_classes_that_capture_the_last_layer() -> None:
+    models = open_sources("sglang").root / "srt/models"
+    found = {path.name for path in models.glob("*.py") if BOUNDARY.search(path.read_text("utf-8"))}
+    assert found == set(LAST)
+    assert set().union(*LAST.values()) == target_table.SGLANG_LAST <= set(target_table.SGLANG_TARGETS)
+    for file, names in LAST.items():  # a wrapper has its language model from the file
+        for name in names:
+            own = [path for path in models.glob("*.py") if f"class {name}(" in path.read_text("utf-8")]
+            assert any(file == path.name or file[:-3] in path.read_text("utf-8") for path in own), name
 
 
 def test_sglangs_rules_differ(sglang_methods: dict[str, ast.FunctionDef]) -> None:

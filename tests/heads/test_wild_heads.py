@@ -17,11 +17,13 @@ from eagle_plugin.cli import main
 from eagle_plugin.heads.checkpoint import check_head
 from eagle_plugin.heads.draft_head import DraftHead, head_class
 from eagle_plugin.heads.export import save_head, warn_of_biases
-from eagle_plugin.heads.files import HeadError, canonical_name, load_weights, read_config
+from eagle_plugin.heads.files import HeadError, LeftToEngine, canonical_name, load_weights, read_config
 from eagle_plugin.heads.interpretations import read_interpretations
 from eagle_plugin.heads.kinds import find_spec, stored_algorithm
 from eagle_plugin.heads.load import load_any_head
 from eagle_plugin.heads.target_files import TargetFiles
+from eagle_plugin.heads.vllm_classes import SERVED
+from eagle_plugin.heads.vllm_rules import describe_head
 
 TOKENS = torch.arange(100, 109)
 FEATURES = torch.randn(9, 192, generator=torch.Generator().manual_seed(0))
@@ -64,6 +66,19 @@ def test_check(name: str, tiny_target: Path, tmp_path: Path) -> None:
     with pytest.raises(HeadError) as refused:
         check_head(tiny_target, folder, algorithm=algorithm)
     assert_sentence(str(refused.value), tuple(layout.check))
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_rules_of_vllm(name: str, tiny_target: Path, tmp_path: Path) -> None:
+    """`tests/engines/vllm/test_wild_heads.py` loads the same folders into vLLM."""
+    layout, folder = LAYOUTS[name], write(LAYOUTS[name], tmp_path / "head", tiny_target)
+    if layout.vllm == ACCEPTED:
+        assert describe_head(tiny_target, folder).architecture in SERVED
+        return
+    with pytest.raises(HeadError) as refused:
+        describe_head(tiny_target, folder)
+    assert_sentence(str(refused.value), tuple(layout.vllm))
+    assert isinstance(refused.value, LeftToEngine) == ("the plugin serves" in layout.vllm)
 
 
 @pytest.mark.parametrize("name", LAYOUTS)

@@ -32,6 +32,7 @@ class Layout:
     check: str | tuple[str, ...]  # by the rules of SGLang
     export: str | tuple[str, ...]
     meant: tuple[int, ...] | None = None  # aux layers, where config.json can mean several
+    vllm: str | tuple[str, ...] = ACCEPTED  # by the rules of vLLM
     target_keys: dict[str, Any] = field(default_factory=dict)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from wild_heads import ACCEPTED, AUX, CONVERTED, D, H, Layout, V, llama, speculators
 
+OTHER_CLASS = ("which vLLM looks up as", "the plugin serves")
+NO_PARAMETER = ("no parameter", "does not start", "eagle-plugin export")
 EXPORT = ("is not a Llama draft head", "eagle-plugin export")  # SGLang cannot take it as it is, the export can
 MODELOPT = {
     "use_aux_hidden_state": True,
@@ -18,7 +20,26 @@ MODELOPT = {
 MROPE = {"type": "mrope", "mrope_section": [2, 3, 3]}
 ALPHA = {"type": "dynamic", "alpha": 1000.0, "factor": 1.0, "beta_fast": 32, "beta_slow": 1}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
-LATENT = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj")
+LATENT_SIZES = {
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+}
+LATENT = {  # the first layer reads the embedding beside the hidden state
+    "q_a_proj": (16, 2 * H),
+    "q_b_proj": (4 * 24, 16),
+    "kv_a_proj_with_mqa": (24, 2 * H),
+    "kv_b_proj": (4 * 32, 16),
+}
+KV_NAMES = ("k_proj.weight", "v_proj.weight")
+LATENT_ATTENTION = (
+    "layers.0.self_attn.kv_a_proj_with_mqa.weight",
+    "multi-head latent attention",
+    "Eagle3DeepseekV2ForCausalLM",
+    "serve them without the plugin",
+)
 
 LAYOUTS: dict[str, Layout] = {
     # SafeAILab/EAGLE ---------------------------------------------------------------------------------------------
@@ -35,6 +56,7 @@ LAYOUTS: dict[str, Layout] = {
         lambda r: r.eagle3(),
         ("only pytorch_model.bin", "wanted model.safetensors", "convert"),
         ("only pytorch_model.bin", "wanted model.safetensors", "convert"),
+        vllm=("only pytorch_model.bin", "wanted model.safetensors", "convert"),
     ),
     "official EAGLE-1 and EAGLE-2": Layout(
         "names in sgl-project/sglang#5773: layers.0, no norm before it, fc without a bias, a copy of the embedding",
@@ -56,6 +78,7 @@ LAYOUTS: dict[str, Layout] = {
         lambda r: r.eagle1() | {"fc.bias": r.vector(H)},
         ACCEPTED,
         CONVERTED,
+        vllm=OTHER_CLASS,
     ),
     "EAGLE-2 with norms": Layout(
         "vllm-project/speculators convert/eagle/eagle_converter.py: embed_layernorm, lm_head_layernorm (HASS)",
@@ -63,6 +86,7 @@ LAYOUTS: dict[str, Layout] = {
         lambda r: r.eagle1() | {f"{n}_layernorm.weight": r.vector(H) for n in ("embed", "hidden", "lm_head")},
         ("embed_layernorm.weight", "a norm around", "wanted"),
         ("embed_layernorm.weight", "a norm around", "wanted"),
+        vllm=("a norm around", "no parameter", "does not start"),
     ),
     # SpecForge ---------------------------------------------------------------------------------------------------
     "SpecForge": Layout(
@@ -79,6 +103,7 @@ LAYOUTS: dict[str, Layout] = {
         lambda r: {f"model.{n}" if n != "lm_head.weight" else n: w for n, w in r.eagle3(draft=V).items()},
         ACCEPTED,
         CONVERTED,
+        vllm=NO_PARAMETER,
     ),
     "SpecForge, EAGLE-3.1": Layout(
         "sgl-project/SpecForge configs/qwen3-30B-A3B-eagle3.1.json: fc_norm, norm_output",
@@ -93,6 +118,7 @@ LAYOUTS: dict[str, Layout] = {
         lambda r: r.eagle3() | {f"aux_norm_{part}.weight": r.vector(H) for part in ("low", "mid", "high")},
         ACCEPTED,
         CONVERTED,
+        vllm=NO_PARAMETER,
     ),
     "SpecForge, Qwen3 MoE": Layout(
         "sgl-project/SpecForge specforge/modeling/draft/qwen3_moe_eagle.py",
@@ -105,6 +131,7 @@ LAYOUTS: dict[str, Layout] = {
         ),
         ("midlayer.mlp.gate.weight", "a mixture of experts", "wanted"),
         ("layers.0.mlp.gate.weight", "a mixture of experts", "wanted"),
+        vllm=OTHER_CLASS,
     ),
     "SpecForge, gpt-oss MoE": Layout(
         "sgl-project/SpecForge configs/gpt-oss-20B-eagle3-moe.json",
@@ -115,13 +142,14 @@ LAYOUTS: dict[str, Layout] = {
         ),
         ("midlayer.mlp.experts.down_proj", "a mixture of experts", "wanted"),
         ("layers.0.mlp.experts.down_proj", "a mixture of experts", "wanted"),
+        vllm=OTHER_CLASS,
     ),
     "SpecForge, vision target": Layout(
         "sgl-project/SpecForge configs/qwen2-5-vl-7B-eagle3.json: mrope; its sliding_window is switched off",
         llama("LlamaForCausalLMEagle3", rope_scaling=MROPE, sliding_window=32768, use_sliding_window=False),
         lambda r: r.eagle3(),
-        ("mrope_section [2, 3, 3]", "its target has one", "remove"),
-        ("mrope_section [2, 3, 3]", "wanted a head of text", "remove"),
+        ACCEPTED,
+        CONVERTED,
     ),
     # speculators -------------------------------------------------------------------------------------------------
     "speculators": Layout(
@@ -179,6 +207,7 @@ LAYOUTS: dict[str, Layout] = {
         lambda r: r.layer("transformer", H) | {"fusion_fc.weight": r.matrix(H, 2 * H)},
         ("fusion_fc.weight", "names of an older format", "wanted"),
         ("fusion_fc.weight", "names of an older format", "wanted"),
+        vllm=("no fc.weight", "no EAGLE head"),
     ),
     # AngelSlim ---------------------------------------------------------------------------------------------------
     "AngelSlim": Layout(
@@ -194,6 +223,7 @@ LAYOUTS: dict[str, Layout] = {
         lambda r: r.eagle3(),
         EXPORT,
         ("num_hidden_layers 7", "the weights of 1 layer(s)", "write 1"),
+        vllm=("num_hidden_layers 7", "the weights of 1 layer(s)"),
     ),
     "AngelSlim, Hunyuan": Layout(
         "Tencent/AngelSlim configs/hunyuan-1.8b-eagle3.json: rope_scaling with alpha, which its trainer ignores",
@@ -230,6 +260,7 @@ LAYOUTS: dict[str, Layout] = {
         lambda r: r.eagle3("layers.0") | {"parallel_draft_heads.0.medusa_layers.0.linear.weight": r.matrix(H, H)},
         ("parallel_draft_heads.0", "a Medusa head", "wanted"),
         ("parallel_draft_heads.0", "a Medusa head", "wanted"),
+        vllm=("a Medusa head", "no parameter", "does not start"),
     ),
     "ModelOpt, several first layers": Layout(
         "NVIDIA/Model-Optimizer mcore_llama.py: LlamaForCausalLMEagle3Deep, midlayer.0",
@@ -237,16 +268,34 @@ LAYOUTS: dict[str, Layout] = {
         lambda r: r.eagle3("midlayer.0"),
         ("midlayer.0.hidden_norm", "numbered first layers", "wanted"),
         ("layers.0.0.hidden_norm", "numbered first layers", "wanted"),
+        vllm=OTHER_CLASS,
     ),
     "ModelOpt, Kimi K2": Layout(
-        "NVIDIA/Model-Optimizer hf_spec_export.py: Eagle3DeepseekV2ForCausalLM; SGLang has a class of its own for it",
-        llama("Eagle3DeepseekV2ForCausalLM", model_type="kimi_k2", kv_lora_rank=16, q_lora_rank=16),
+        "NVIDIA/Model-Optimizer hf_spec_export.py: Eagle3DeepseekV2ForCausalLM, a class of both engines",
+        llama("Eagle3DeepseekV2ForCausalLM", model_type="kimi_k2", num_key_value_heads=4, **LATENT_SIZES),
         lambda r: (
-            {n: w for n, w in r.eagle3("layers.0").items() if not n.endswith(("q_proj.weight", "v_proj.weight"))}
-            | {f"layers.0.self_attn.{name}.weight": r.matrix(16, H) for name in LATENT}
+            {n: w for n, w in r.eagle3("layers.0").items() if not n.endswith(("q_proj.weight", *KV_NAMES))}
+            | {f"layers.0.self_attn.{name}.weight": r.matrix(*shape) for name, shape in LATENT.items()}
+            | {f"layers.0.self_attn.{name}_a_layernorm.weight": r.vector(16) for name in ("q", "kv")}
         ),
-        ("layers.0.self_attn.kv_a_proj_with_mqa.weight", "multi-head latent attention", "wanted"),
-        ("layers.0.self_attn.kv_a_proj_with_mqa.weight", "multi-head latent attention", "wanted"),
+        LATENT_ATTENTION,
+        LATENT_ATTENTION,
+        vllm=("Eagle3DeepseekV2ForCausalLM", "the plugin serves"),
+    ),
+    "MiniMax M2's class name": Layout(
+        "vLLM's registry.py: Eagle3MiniMaxM2ForCausalLM is its class for Llama layers under another name",
+        llama("Eagle3MiniMaxM2ForCausalLM", rope_scaling=None),
+        lambda r: r.eagle3("layers.0"),
+        EXPORT,
+        CONVERTED,
+    ),
+    "saved inside a wrapper": Layout(
+        "any trainer that saves its wrapper: every name begins with draft_model.",
+        llama("LlamaForCausalLMEagle3"),
+        lambda r: {f"draft_model.{n}": w for n, w in r.eagle3().items()},
+        ("not fc.weight", "random"),
+        ("no fc.weight", "no EAGLE head"),
+        vllm=("no fc.weight", "no EAGLE head"),
     ),
     # others ------------------------------------------------------------------------------------------------------
     "P-EAGLE": Layout(
@@ -278,6 +327,7 @@ LAYOUTS: dict[str, Layout] = {
         lambda r: r.eagle3("layers.0"),
         EXPORT,
         CONVERTED,
+        vllm=("d2t of shape [128]", "wanted [512]"),
     ),
     "DeepSeek MTP": Layout(
         "vLLM's deepseek_mtp.py: eh_proj, enorm, hnorm",
@@ -285,6 +335,7 @@ LAYOUTS: dict[str, Layout] = {
         lambda r: {"model.layers.7.eh_proj.weight": r.matrix(H, 2 * H), "model.layers.7.enorm.weight": r.vector(H)},
         ("eh_proj.weight", "a layer for multi-token prediction", "wanted"),
         ("eh_proj.weight", "a layer for multi-token prediction", "wanted"),
+        vllm=("no fc.weight", "no EAGLE head"),
     ),
     "Qwen3-Next MTP": Layout(
         "vLLM's qwen3_next_mtp.py: mtp.",
@@ -292,6 +343,7 @@ LAYOUTS: dict[str, Layout] = {
         lambda r: {"mtp.fc.weight": r.matrix(H, 2 * H), "mtp.norm.weight": r.vector(H)},
         ("mtp.fc.weight", "a layer for multi-token prediction", "wanted"),
         ("mtp.fc.weight", "a layer for multi-token prediction", "wanted"),
+        vllm=("no fc.weight", "no EAGLE head"),
     ),
     "trained embedding without a key": Layout(
         "SafeAILab/EAGLE#303: does the head share the target's embedding?",
@@ -313,5 +365,6 @@ LAYOUTS: dict[str, Layout] = {
         lambda r: r.eagle3() | {"layers.0.hidden_norm.weight": torch.ones(H)},
         ("two tensors for layers.0.hidden_norm.weight", "wanted one", "remove"),
         ("two tensors for layers.0.hidden_norm.weight", "wanted one", "remove"),
+        vllm=("two tensors for layers.0.hidden_norm.weight", "wanted one"),
     ),
 }

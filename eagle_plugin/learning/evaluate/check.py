@@ -16,12 +16,14 @@ from torch import Tensor
 
 from eagle_plugin.common.devices import fast_dtype
 from eagle_plugin.heads.checkpoint import HeadInfo, check_head
+from eagle_plugin.heads.description import read_head
 from eagle_plugin.heads.draft_head import DraftHead
 from eagle_plugin.heads.files import HeadError, read_config
 from eagle_plugin.heads.interpretations import Interpretation, likely_mistakes, read_interpretations
 from eagle_plugin.heads.kinds import HEADS, stored_algorithm
 from eagle_plugin.heads.load import load_any_head
 from eagle_plugin.heads.manifest import read_manifest
+from eagle_plugin.heads.vllm_classes import class_config
 from eagle_plugin.learning.data.rows import TokenRow
 from eagle_plugin.learning.data.store.features import load_target
 from eagle_plugin.learning.data.target_files import load_tokenizer
@@ -77,20 +79,21 @@ def check(
     head_dir: str | Path,
     *,
     prompts: Sequence[str] = PROMPTS,
-    algorithm: str | None = None,
+    info: HeadInfo | None = None,
     report: Callable[[int], None] = lambda done: None,
 ) -> Report:
     """Check a head's files and measure its drafts on the target's greedy answers to some prompts.
 
-    algorithm: SGLang's --speculative-algorithm (None: the head's own). report gets the number of responses written.
+    info: what an engine makes of the files (None: they are checked by SGLang's rules). report gets the number of
+    responses written.
 
     Raises:
         HeadError: the files do not fit (`heads.checkpoint.check_head`), the drafts are hardly ever right, far worse
             than in training, or better with other aux layers than those that the engine captures.
     """
-    config = read_config(head_dir)
-    info = check_head(target_dir, head_dir, algorithm=algorithm or stored_algorithm(config))
-    served = Interpretation(info.aux_layer_ids, bool(config.get("norm_output")), "as the engine reads it")
+    if info is None:
+        info = check_head(target_dir, head_dir, algorithm=stored_algorithm(read_config(head_dir)))
+    served = _as_served(head_dir, info)
     found = read_interpretations(head_dir, target_dir) if HEADS[info.kind].format.reads_aux_layers else []
     possible = [other for other in found if other[:2] != served[:2]]
     known = [served[:2], *(other[:2] for other in possible)]
@@ -117,6 +120,20 @@ def check(
     trained = next(iter(manifest.get("acceptance") or []), None)
     _check_acceptance(measured[0].stats, trained, target_dir, head_dir)
     return Report(info, measured[0], measured[1:], trained, warnings)
+
+
+def why_not_measured(target_dir: str | Path, head_dir: str | Path, info: HeadInfo) -> str | None:
+    """Why the drafts of a head that an engine serves cannot be computed without it; None where they can."""
+    try:
+        _load(head_dir, target_dir, _as_served(head_dir, info))
+    except HeadError as error:
+        return str(error)
+    return None
+
+
+def _as_served(head_dir: str | Path, info: HeadInfo) -> Interpretation:
+    norm = bool(class_config(read_head(head_dir)).get("norm_output"))  # SGLang reads the same key
+    return Interpretation(info.aux_layer_ids, norm, "as the engine reads it")
 
 
 @torch.no_grad()

@@ -12,15 +12,17 @@ from eagle_plugin.common.atomic_io import write_output
 from eagle_plugin.common.command_end import importing
 from eagle_plugin.common.command_line import Parser, print_table
 from eagle_plugin.common.progress import progress_bar
-from eagle_plugin.heads.checkpoint import check_head
-from eagle_plugin.heads.files import read_config
-from eagle_plugin.heads.kinds import stored_algorithm
+from eagle_plugin.heads.checkpoint import HeadInfo, check_head
+from eagle_plugin.heads.files import HeadError, LeftToEngine, read_config
+from eagle_plugin.heads.kinds import HEADS, stored_algorithm
+from eagle_plugin.heads.vllm_rules import describe_head
 from eagle_plugin.models import head_folder, target_folder
 
 DESCRIPTION = """\
 Compare names, shapes, aux layers, vocabulary tables and digests, then draft a few responses of the target. A head with
 tensors of the right shape is refused with the reason if it was trained for another target or its aux layers are wrong.
-Runs without an engine.
+The engines read some heads differently: without --engine a head is judged by SGLang's rules, and one line says what
+vLLM makes of it. Runs without an engine.
 """
 # The answers are of 96 tokens, and rotary positions of another base differ little over so few.
 NOT_SEEN = "a rope_theta other than in training: drafts of answers as short as these change little"
@@ -30,29 +32,28 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Print a table of what was found; raises UserError for a head that does not fit."""
     arguments = _parse(argv)
     target, head = target_folder(arguments.target), head_folder(arguments.head)
-    algorithm = arguments.algorithm
-    if arguments.files_only:
-        info = check_head(target, head, algorithm=algorithm or stored_algorithm(read_config(head)))
-        warnings, drafts, measured = list(info.warnings), "not measured (--files-only)", {}
-    else:
+    info = _described(target, head, arguments.engine, arguments.algorithm)
+    warnings, drafts, measured = list(info.warnings), "not measured (--files-only)", {}
+    if not arguments.files_only:
         with importing():
-            from eagle_plugin.learning.evaluate.check import PROMPTS, check
+            from eagle_plugin.learning.evaluate.check import PROMPTS, check, why_not_measured
 
-        with progress_bar() as progress:
-            report = check(
-                target, head, algorithm=algorithm, report=lambda done: progress("answers", done / len(PROMPTS))
-            )
-        info, warnings, stats = report.info, report.warnings, report.served.stats
-        drafts = f"first draft right for {stats.cumulative[0]:.1%}, accept length {stats.accept_length:.2f}"
-        measured = stats.to_json() | {"trained_acceptance": report.trained}
-        if report.trained is not None:
-            drafts += f" (in training {report.trained:.1%})"
+        if why := why_not_measured(target, head, info) if arguments.engine == "vllm" else None:
+            drafts = f"not measured: {why}"
+        else:
+            with progress_bar() as progress:
+                report = check(target, head, info=info, report=lambda done: progress("answers", done / len(PROMPTS)))
+            warnings, stats = report.warnings, report.served.stats
+            drafts = f"first draft right for {stats.cumulative[0]:.1%}, accept length {stats.accept_length:.2f}"
+            measured = stats.to_json() | {"trained_acceptance": report.trained}
+            if report.trained is not None:
+                drafts += f" (in training {report.trained:.1%})"
     layers = ", ".join(map(str, info.aux_layer_ids)) or "none"
     print_table(
         ("head", head),
         ("target", target),
         ("kind", info.kind),
-        ("fits", f"--speculative-algorithm {info.algorithm}"),
+        *_engines(target, head, info, arguments.engine),
         ("architecture", f"{info.architecture}, {info.num_layers} layer(s), hidden size {info.hidden_size}"),
         ("vocabulary", f"{info.draft_vocab_size:,} of {info.vocab_size:,} tokens"),
         ("aux hidden states", f"inputs of target layers {layers}"),
@@ -67,6 +68,40 @@ def main(argv: Sequence[str] | None = None) -> None:
         write_output(arguments.json, [json.dumps(found, indent=1), "\n"], "name another file with --json")
 
 
+def _described(target: Path, head: Path, engine: str | None, algorithm: str | None) -> HeadInfo:
+    """What an engine makes of the head's files.
+
+    Raises:
+        HeadError: it does not serve them; where SGLang was not asked for and vLLM does, the sentence says so.
+    """
+    if engine == "vllm":
+        return describe_head(target, head)
+    try:
+        return check_head(target, head, algorithm=algorithm or stored_algorithm(read_config(head)))
+    except HeadError as error:
+        if engine is None and _of_vllm(target, head)[0]:
+            raise type(error)(f"{error}; vLLM serves it as it is (eagle-plugin check --engine vllm)") from error
+        raise
+
+
+def _engines(target: Path, head: Path, info: HeadInfo, engine: str | None) -> list[tuple[str, str]]:
+    """For each engine that was asked for, with which flag it serves the head or why it does not."""
+    if engine == "vllm":
+        return [("vLLM", f'"method": "{HEADS[info.kind].method}" in --speculative-config')]
+    sglang = [("SGLang", f"--speculative-algorithm {info.algorithm}")]
+    return sglang if engine == "sglang" else [*sglang, ("vLLM", _of_vllm(target, head)[1])]
+
+
+def _of_vllm(target: Path, head: Path) -> tuple[bool, str]:
+    """Whether the plugin's worker serves the head in vLLM, and with which flag, or why not."""
+    try:
+        return True, f'"method": "{HEADS[describe_head(target, head).kind].method}" in --speculative-config'
+    except LeftToEngine as error:
+        return False, f"left to vLLM's own worker: {error}"
+    except HeadError as error:
+        return False, f"does not start: {error}"
+
+
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser(prog="eagle-plugin check", description=DESCRIPTION)
     parser.add_argument("target", metavar="TARGET", help="folder of the target, or a name of `models list`")
@@ -74,8 +109,9 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--algorithm",
         choices=("EAGLE", "EAGLE3"),
-        help="the engine's --speculative-algorithm (default: the head's own)",
+        help="SGLang's --speculative-algorithm (default: the head's own)",
     )
+    parser.add_argument("--engine", choices=("sglang", "vllm"), help="judge the head by this engine's rules alone")
     parser.add_argument(
         "--files-only", action="store_true", help="check the files only; do not run the target and the head"
     )

@@ -48,4 +48,7 @@ def test_axes_of_text_after_pictures() -> None:
 
 def test_targets_without_axes_have_none() -> None:
     reader = BatchReader(SHAPE.reach, ROWS, TABLE, KeyTable(ROWS, "cpu", seed=1))
-    assert reader.read(SHAPE, schedule(None), 2).shifts is None
+    batch = reader.read(SHAPE, schedule(None), 2)
+    assert batch.shifts is None
+    positions = torch.tensor([5, 6, 9, 10])
+    assert batch.rotary_axes(positions).tolist() == [positions.tolist()] * 3, "of a head that has them all the same"

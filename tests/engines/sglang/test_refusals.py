@@ -16,6 +16,8 @@ import torch
 from head_edits import config, put, tensors
 from serving import generate, serving, tiny_spec
 from tiny_models import tiny_eagle3_head, tiny_llama
+from wild_heads import write
+from wild_layouts import LAYOUTS
 
 from eagle_plugin.bench.servers import child_environment
 from eagle_plugin.bench.sglang_server import command
@@ -142,6 +144,26 @@ def check_launch(monkeypatch):
         preflight.check_launch(SimpleNamespace(**SERVED, **folders, speculative_algorithm=algorithm))
 
     return check
+
+
+def test_a_head_with_latent_attention_is_left_to_sglang(check_launch, tiny_target, tmp_path):
+    """`check` refuses it by name; SGLang has a class for it."""
+    head = write(LAYOUTS["ModelOpt, Kimi K2"], tmp_path / "head", tiny_target)
+    check_launch(tiny_target, head)
+    assert LEFT not in os.environ
+    config = SimpleNamespace(hf_config=SimpleNamespace(architectures=["LlamaForCausalLM"]), is_encoder_decoder=False)
+    model = SimpleNamespace(modules=list)
+    runner = SimpleNamespace(model_config=config, use_mla_backend=False, model=model, sampler=Sampler())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sglang.srt.configs.hybrid_arch.mambaish_config", lambda config: None)
+        (reason,) = support.unsupported_models(runner, "Eagle3DeepseekV2ForCausalLM")
+    assert reason.startswith("draft head Eagle3DeepseekV2ForCausalLM: not one of LlamaForCausalLMEagle")
+    with pytest.raises(HeadError, match="multi-head latent attention .*serve them without the plugin"):
+        check_head(tiny_target, head, algorithm="EAGLE3")
+
+
+class Sampler:
+    """By its name the engine's own."""
 
 
 def test_a_head_folder_with_another_models_config_is_checked(check_launch, tiny_target, tiny_eagle3, tmp_path):

@@ -6,8 +6,13 @@ from pathlib import Path
 
 import head_rows
 import pytest
+import torch
+from head_edits import config, tensors
 from head_rows import ROWS
-from vllm_engines import accept_length, engine, generate
+from trained_heads import trained_head
+from vllm_engines import accept_length, engine, generate, runner
+
+from eagle_plugin.heads.export import save_head
 
 PROMPTS = ["tree root leaf", "the quick brown fox", "hello"]
 
@@ -24,12 +29,28 @@ def plain(models: tuple[Path, Path]) -> list[list[int]]:
 
 
 @pytest.mark.matrix  # a start of an engine each: `test_head_rules.py` has the same decisions without one
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", [name for name, row in ROWS.items() if row.vllm == "plugin"])
 def test_the_plugin_serves(name: str, models: tuple[Path, Path], plain: list[list[int]]) -> None:
     with engine(models[0], head_rows.write_row(name, models[1])) as llm:
         assert generate(llm, PROMPTS) == plain
         found = accept_length(llm)
         assert (found > 2.5) == ROWS[name].right, found  # trees of two levels: at most 3
+
+
+@pytest.mark.matrix  # the class for norms of q and k has masked rows too
+def test_a_p_eagle_head_with_norms_of_q_and_k(
+    models: tuple[Path, Path], plain: list[list[int]], tmp_path: Path
+) -> None:
+    head = trained_head("peagle", models[0], mask_token_id=2, layers=2)
+    save_head(head, tmp_path / "head", target_dir=models[0], dtype=torch.float32)
+    size = head.config.head_dim
+    names = [f"layers.{i}.self_attn.{part}_norm.weight" for i in range(2) for part in "qk"]
+    tensors(lambda t: t.update({name: torch.ones(size) for name in names}))(tmp_path / "head")
+    (tmp_path / "head" / "eagle_plugin.json").unlink()
+    config(architectures=["Eagle3Qwen3ForCausalLM"], model_type="qwen3")(tmp_path / "head")
+    with engine(models[0], tmp_path / "head", depth=3) as llm:
+        assert runner(llm).drafter.levels.mask is not None
+        assert generate(llm, PROMPTS) == plain
 
 
 @pytest.mark.matrix  # what vLLM alone does with the same heads: no line of the plugin runs

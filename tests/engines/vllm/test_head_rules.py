@@ -16,10 +16,10 @@ from vllm_models import Served, make_config
 
 from eagle_plugin.heads.description import read_head
 from eagle_plugin.heads.files import HeadError, LeftToEngine, read_config
+from eagle_plugin.heads.vllm_rules import captured_layers, check_head
 from eagle_plugin.runtime.startup import StartRefused
 from eagle_plugin.vllm import plugin_config
 from eagle_plugin.vllm.draft_tables import without_whole_tables
-from eagle_plugin.vllm.head_rules import captured_layers, check_head
 
 
 @pytest.fixture(scope="module")

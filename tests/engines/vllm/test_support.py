@@ -184,9 +184,9 @@ def test_another_worker_is_unsupported(target: Path, head: Path, lines: list[str
 def test_a_p_eagle_head_of_another_class_is_unsupported(target: Path, tmp_path: Path, lines: list[str]) -> None:
     """vLLM's own worker gets the flag as it was given."""
     save_head(trained_head("peagle", target, mask_token_id=2), tmp_path / "head", target_dir=target)
-    config(architectures=["Eagle3Qwen3ForCausalLM"])(tmp_path / "head")
+    config(architectures=["Eagle3DeepseekV2ForCausalLM"])(tmp_path / "head")
     made = configure(target, tmp_path / "head", speculative={"parallel_drafting": True})
-    unsupported(made, lines, "draft head Eagle3Qwen3ForCausalLM: not one of")
+    unsupported(made, lines, "draft head Eagle3DeepseekV2ForCausalLM: not one of")
     assert made.speculative_config.parallel_drafting
 
 

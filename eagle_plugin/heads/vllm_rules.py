@@ -1,28 +1,36 @@
 """What vLLM makes of a draft head's files: its own names, defaults and shared tensors, checked before a start.
 
-vLLM's classes `EagleLlamaForCausalLM` and `Eagle3LlamaForCausalLM` differ from SGLang's, whose rules are those of
-`heads.checkpoint`: a head without lm_head gets the target's, `tie_word_embeddings` is not read, the ids of aux layers
-are layers, and what config.json leaves out has other defaults. vLLM itself is not imported.
+vLLM's classes differ from SGLang's, whose rules are those of `heads.checkpoint`: a head without lm_head gets the
+target's, `tie_word_embeddings` is not read, the ids of aux layers are layers, what config.json leaves out has other
+defaults, and a tensor without a parameter ends the start. vLLM itself is not imported.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from eagle_plugin.heads.checkpoint import check_fits, check_shapes, check_values
-from eagle_plugin.heads.contents import is_zero
+from eagle_plugin.heads.checkpoint import (
+    BYTES,
+    HeadInfo,
+    check_fits,
+    check_shapes,
+    check_values,
+    most_common_dtype,
+)
 from eagle_plugin.heads.description import HeadDescription, read_head
 from eagle_plugin.heads.draft_vocabulary import target_ids
-from eagle_plugin.heads.files import HeadError, LeftToEngine, StoredTensor, read_config, text_config
+from eagle_plugin.heads.files import DTYPES, HeadError, LeftToEngine, StoredTensor, read_config, text_config
 from eagle_plugin.heads.kinds import HeadSpec
-from eagle_plugin.heads.manifest import compare_target
+from eagle_plugin.heads.manifest import compare_target, fewer_levels
+from eagle_plugin.heads.other_layouts import windows
 from eagle_plugin.heads.suspicions import suspicions
 from eagle_plugin.heads.target_table import engines_default, sglang_layers
-from eagle_plugin.runtime.preflight import fewer_levels
+from eagle_plugin.heads.vllm_classes import QWEN3, class_config, class_name, counted_aux, misread, refuse_unknown
 
 SIZES = ("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers", "vocab_size")
 
@@ -35,32 +43,59 @@ def check_head(target_dir: str | Path, head_dir: str | Path, method: str, steps:
     Raises:
         HeadError: for the first thing that no worker can serve; `LeftToEngine` for what vLLM's own may.
     """
+    return list(describe_head(target_dir, head_dir, method, steps).warnings)
+
+
+def describe_head(
+    target_dir: str | Path, head_dir: str | Path, method: str | None = None, steps: int | None = None
+) -> HeadInfo:
+    """What `check_head` has checked; method None: the one of the head's kind. Raises as `check_head`."""
     head = read_head(head_dir)
     if head.quantised:
         name = head.quantised[0]
         raise LeftToEngine(f"{head.folder} has {name} as {head.stored[name].dtype}: only plain weights are served")
     spec = check_fits(target_dir, head)
-    if spec.method != method:
+    if method not in (None, spec.method):
         raise HeadError(
             f"{head.folder} holds an {spec.kind} head, but --speculative-config has method {method}; "
             f'use "method": "{spec.method}" with this head'
         )
-    target = read_config(target_dir)
+    target, name, config = read_config(target_dir), class_name(head, spec.method), class_config(head)
     vocabulary = text_config(target)["vocab_size"]
     layers = captured_layers(head, target) if spec.format.reads_aux_layers else ()
     tensors = head.by_parameter()
     size = _draft_vocabulary(head, tensors, vocabulary) if spec.format.reads_aux_layers else vocabulary
-    check_shapes(_wanted(head, spec, tensors, size, len(layers)), tensors, head.folder)
+    wanted = _wanted(config, name, spec, tensors, size, len(layers))
+    check_shapes(wanted, tensors, head.folder)
+    if layers:
+        _check_count(head, config, name, layers)
+    _check_windows(head, config)
+    if wanted:
+        refuse_unknown(head, {*wanted, *spec.format.known_tensors(config), *_known(config)})
     if spec.levels.depth_is_free:
         spec.format.check_tensors(head.config, tensors, head.folder, lambda _: None)  # vLLM adds the biases of q, k, v
     check_values(head)
-    return [
-        *suspicions(head, target_dir),
-        *_other_meanings(head, tensors, layers, target),
-        *(compare_target(head.manifest, target_dir, head.folder) if head.manifest is not None else ()),
-        *_dropped_biases(head, spec),
-        *fewer_levels(head.folder, spec, steps),
-    ]
+    used = [tensors[parameter] for parameter in wanted] or [t for t in tensors.values() if t.dtype in DTYPES]
+    return HeadInfo(
+        architecture=name,
+        algorithm=spec.algorithm,
+        kind=spec.kind,
+        hidden_size=tensors["fc.weight"].shape[0],
+        vocab_size=vocabulary,
+        draft_vocab_size=size,
+        aux_layer_ids=layers,
+        num_layers=head.num_layers,
+        dtype=most_common_dtype(used),
+        parameters=sum(prod(t.shape) for t in used),
+        bytes=sum(prod(t.shape) * BYTES[t.dtype] for t in used),
+        warnings=(
+            *suspicions(head, target_dir),
+            *_other_meanings(head, tensors, layers, target),
+            *(compare_target(head.manifest, target_dir, head.folder) if head.manifest is not None else ()),
+            *misread(head, config, name, tensors),
+            *fewer_levels(head.folder, spec, steps),
+        ),
+    )
 
 
 def captured_layers(head: HeadDescription, target: dict[str, Any]) -> tuple[int, ...]:
@@ -90,6 +125,16 @@ def captured_layers(head: HeadDescription, target: dict[str, Any]) -> tuple[int,
     return layers
 
 
+def count_aux(target_dir: str | Path, head_dir: str | Path) -> int | None:
+    """How many aux layers are captured for an EAGLE-3 head, where vLLM's class takes another number for its fc."""
+    head = read_head(head_dir)
+    if head.spec is None or not head.spec.format.reads_aux_layers:
+        return None
+    layers = captured_layers(head, read_config(target_dir))
+    name, config = class_name(head, head.spec.method), class_config(head)
+    return len(layers) if layers and counted_aux(config, name, layers) is not None else None
+
+
 def _draft_vocabulary(head: HeadDescription, tensors: dict[str, StoredTensor], vocabulary: int) -> int:
     """The size of the vocabulary that an EAGLE-3 head drafts from."""
     size: int = head.config.get("draft_vocab_size") or vocabulary
@@ -116,11 +161,16 @@ def _draft_vocabulary(head: HeadDescription, tensors: dict[str, StoredTensor], v
 
 
 def _wanted(
-    head: HeadDescription, spec: HeadSpec, tensors: dict[str, StoredTensor], size: int, aux: int
+    written: dict[str, Any],
+    name: str,
+    spec: HeadSpec,
+    tensors: dict[str, StoredTensor],
+    size: int,
+    aux: int,
 ) -> dict[str, tuple[int, ...]]:
     """The tensors that vLLM's class would otherwise leave at random values, by canonical name; empty where config.json
     leaves a size to the engine's default."""
-    config = dict(head.config)
+    config = dict(written)
     if any(config.get(key) is None for key in SIZES):
         return {}
     config["head_dim"] = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
@@ -131,12 +181,45 @@ def _wanted(
         for name, shape in spec.format.wanted_tensors(config, size, aux)
         if not name.endswith(".bias") and name != "lm_head.weight"
     }
-    for i in range(1, config["num_hidden_layers"]):
-        if norm := wanted.pop(f"layers.{i}.hidden_norm.weight", None):  # vLLM's layers after the first read the other
+    for i in range(config["num_hidden_layers"]):
+        if i and (norm := wanted.pop(f"layers.{i}.hidden_norm.weight", None)):  # later layers read the other name
             wanted[f"layers.{i}.input_layernorm.weight"] = norm
+        if name in QWEN3:
+            wanted |= {f"layers.{i}.self_attn.{part}_norm.weight": (config["head_dim"],) for part in "qk"}
     if "lm_head.weight" in tensors and spec.format.reads_aux_layers:
         wanted["lm_head.weight"] = size, config["hidden_size"]
     return wanted
+
+
+def _known(config: dict[str, Any]) -> Iterator[str]:
+    """Parameters of vLLM's class that a head may leave out or that are left out in silence."""
+    yield from ("lm_head.weight", "input_norm.weight")
+    for i in range(config["num_hidden_layers"]):
+        yield f"layers.{i}.hidden_norm.weight"
+
+
+def _check_count(head: HeadDescription, config: dict[str, Any], name: str, layers: tuple[int, ...]) -> None:
+    """Refuse a num_aux_hidden_states that contradicts the aux layers; one that is missing is set by the plugin."""
+    count = counted_aux(config, name, layers)
+    if count is not None and config.get("num_aux_hidden_states") is not None:
+        raise HeadError(
+            f"{head.folder} has num_aux_hidden_states {count}, but vLLM captures the inputs of {len(layers)} layers "
+            f"for it, {list(layers)}; make the key and the ids of the aux layers agree"
+        )
+
+
+def _check_windows(head: HeadDescription, config: dict[str, Any]) -> None:
+    kinds, layers = config.get("layer_types"), config.get("num_hidden_layers") or 0
+    if isinstance(kinds, list) and kinds and len(kinds) < layers:
+        raise HeadError(
+            f"{head.folder} has layer_types for {len(kinds)} of its {layers} layers, wanted one for each; correct "
+            "config.json"
+        )
+    if any(key == "layer_types" for key, _ in windows(config)) and not config.get("sliding_window"):
+        raise HeadError(
+            f"{head.folder} has layer_types {kinds} and no sliding_window, wanted the number of tokens that such a "
+            "layer sees; correct config.json"
+        )
 
 
 def _other_meanings(
@@ -160,13 +243,3 @@ def _other_meanings(
                 f"{head.folder} has no lm_head.weight and drafts from {size} of {vocabulary} tokens, for which vLLM "
                 "takes the first rows of the target's lm_head, so that hardly a draft is right; export the head's own"
             )
-
-
-def _dropped_biases(head: HeadDescription, spec: HeadSpec) -> Iterator[str]:
-    if not spec.format.reads_aux_layers:
-        for name, tensor in head.stored.items():
-            if name.endswith(".bias") and not is_zero(tensor):
-                yield (
-                    f"{head.folder} has {name} with values other than zero, which SGLang adds and vLLM drops, so that "
-                    "vLLM accepts fewer of its drafts; for vLLM use a head that was trained without it"
-                )

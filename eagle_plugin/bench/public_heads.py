@@ -1,0 +1,31 @@
+"""The head of a public model, in a form that the engine reads."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from eagle_plugin.bench.servers import ServerError
+from eagle_plugin.models import PublicModel, fetch_repository
+from eagle_plugin.models.store import cache_folder
+
+
+def public_head(model: PublicModel, engine: str, target: Path) -> Path:
+    """The head's folder, downloaded, and for SGLang written again where it does not read it as it is.
+
+    Raises:
+        ModelError: it could not be fetched. ServerError: it could not be written again.
+    """
+    head = fetch_repository(model.head)
+    if engine != "sglang" or not model.rewritten:
+        return head
+    written = cache_folder() / "heads" / model.name
+    if not written.is_dir():  # it is complete or not there at all
+        written.parent.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, "-m", "eagle_plugin.cli", "export", str(head), str(written), "--target", str(target)]
+        done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        if done.returncode:
+            reason = next((line for line in done.stderr.splitlines() if line.startswith("error: ")), done.stderr[-300:])
+            raise ServerError(f"the head {model.head} cannot be served by SGLang: {reason.removeprefix('error: ')}")
+    return written
