@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tiny_adapters import write_adapter
@@ -22,7 +23,8 @@ from vllm_engines import engine, rounds
 from vllm_greedy import make_prompts, write_heads, write_target
 
 PROMPTS = [prompt[:6] for prompt in make_prompts(12) if len(prompt) > 6][:3]
-OPTIONS = {"enable_lora": True, "max_lora_rank": 8, "max_loras": 2, "lora_dtype": "float16", "max_num_seqs": 3}
+OPTIONS: dict[str, Any] = {"enable_lora": True, "max_lora_rank": 8, "max_loras": 2, "lora_dtype": "float16"}
+OPTIONS |= {"max_num_seqs": 3, "max_model_len": 32, "max_num_batched_tokens": 32}  # at the start so many rows run
 
 
 @pytest.fixture(autouse=True)
@@ -49,6 +51,7 @@ def answers(llm: LLM, adapters: list[LoRARequest | None], tokens: int) -> list[l
     return [list(answer.outputs[0].token_ids) for answer in found]
 
 
+@pytest.mark.timeout(1700)
 def test_requests_with_and_without_adapters_in_one_batch(tmp_path: Path, kernels_of_gpus: list[int]) -> None:
     target = write_target(tmp_path)
     head = write_heads(tmp_path, target)["reduced"]

@@ -60,5 +60,5 @@ def test_text_of_adapters_equals_plain_decoding(
 @pytest.mark.matrix
 @pytest.mark.timeout(1800)
 def test_kernels_of_gpus(tmp_path: Path) -> None:
-    """Requests with several adapters and without one share a batch there."""
+    """There a batch may hold requests with several adapters, and without one."""
     run_tests([ROOT / "tests/support/interpreted_lora.py"], tmp_path, 1700, VLLM_CPU_KVCACHE_SPACE="1")
