@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from eagle_plugin.vllm.graph_modes import is_compiled
+
 
 def unserved_latent(vllm_config: Any) -> tuple[tuple[bool, str], ...]:
     """What holds of this ``VllmConfig`` and keeps our worker from a target with latent attention, each with its
@@ -40,6 +42,11 @@ def unserved_latent(vllm_config: Any) -> tuple[tuple[bool, str], ...]:
         (
             cache.cache_dtype not in ("auto", own),
             f"--kv-cache-dtype {cache.cache_dtype}: it is not served with latent (MLA) attention yet",
+        ),
+        (
+            # Texts of DeepSeek-V3 then differ from plain decoding in float32, compiled or not; it is not known why.
+            is_compiled(vllm_config),
+            f"{target}: latent (MLA) attention is served without torch.compile only yet; with --enforce-eager it is",
         ),
         (parallel.tensor_parallel_size > 1, f"--tensor-parallel-size: it is not served with {target} yet"),
         (bool(vllm_config.lora_config), f"--enable-lora: it is not served with {target} yet"),

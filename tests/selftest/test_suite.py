@@ -33,6 +33,7 @@ CPU = torch.device("cpu")
 SMALL = ModelShape(
     heads=4, kv_heads=2, head_dim=32, dtype="float32", vocabulary=600, draft_vocabulary=300, steps=3, topk=4, width=16
 )
+LATENT = replace(SMALL, kv_heads=1, head_dim=576, latent=512)
 KERNEL_CHECKS = tree_kernels.CHECKS + sampling_kernels.CHECKS + cache_kernels.CHECKS + cache_kernels.ON_CPU
 GRAPH_CHECKS = toy_round.CHECKS
 
@@ -49,6 +50,7 @@ def named(name: str) -> Check:
         replace(SMALL, topk=1, width=4),  # a chain: one column of slots per level
         ModelShape(heads=6, kv_heads=2, head_dim=64, window=40, logit_cap=30.0, steps=2, topk=4, width=8),
         replace(SMALL, chunk=8192),
+        LATENT,
         replace(SMALL, kv_cache="float8_e4m3fn"),
         pytest.param(replace(SMALL, kv_cache="float8_e5m2", dtype="bfloat16"), marks=pytest.mark.matrix),
     ],
@@ -125,6 +127,12 @@ def test_one_wrong_value_of_a_kernel_is_found(name: str, faulty: Callable[[str],
     assert finding.sentence.startswith(f"{name}: ")
     others = [check for check in KERNEL_CHECKS if check.name != name]
     assert not [check.name for check in others if run_check(check, CPU, SMALL).differences]
+
+
+@pytest.mark.parametrize("name", ["tree_attention", "extend_attention", "compact_kv"])
+def test_one_wrong_value_of_latent_attention_is_found(name: str, faulty: Callable[[str], None]) -> None:
+    faulty(name)
+    assert run_check(named(name), CPU, LATENT).differences
 
 
 def test_a_wrong_bf16_product_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,6 +286,7 @@ def test_the_emulator_leaves_no_trace() -> None:
         ("heads=eight", "--model-shape heads is 'eight', wanted a number"),
         ("heads=12", "--model-shape heads is 12, wanted a multiple of kv_heads, which is 8"),
         ("dtype=int8", "--model-shape dtype is int8, wanted bfloat16"),
+        ("latent=129", "--model-shape latent is 129, wanted 0 to head_dim, which is 128"),
         ("width=65", "--model-shape width is 65, wanted 2 to 64"),
         ("steps=18,topk=4", "--model-shape steps is 18, wanted (steps - 1) * topk at most 64, and not 68"),
     ],

@@ -19,7 +19,7 @@ SPOKEN = 24
 VOCAB = 512
 WINDOW = 16  # tokens that a layer with a sliding window sees
 CHUNK = 32  # tokens of an attention chunk; vLLM wants a multiple of its blocks' size
-# vLLM decodes plainly on a CPU with latent rows of 512 + 64 numbers, and right with YaRN alone (docs/upstream.md).
+# vLLM decodes plainly on a CPU with latent rows of 512 + 64 numbers alone, and right with YaRN alone: docs/upstream.md.
 LATENT_ROWS: dict[str, Any] = {
     "head_dim": 64,
     "kv_lora_rank": 512,

@@ -15,7 +15,7 @@ from family_models import family_head, family_target
 from tiny_checkpoints import read_config, write_config
 from torch import Tensor
 from vllm import LLM
-from vllm.config import VllmConfig
+from vllm.config import CompilationMode, VllmConfig
 from vllm_configs import configure, needs
 from vllm_engines import engine, generate, random_shapes, rounds, runner
 from vllm_requests import make_prompts
@@ -147,6 +147,7 @@ LEFT: list[tuple[Callable[[VllmConfig], None], str]] = [
     (lambda config: object.__setattr__(config, "lora_config", object()), "--enable-lora: it is not served with target"),
     (with_rope(rope_type="default"), "rotary embedding default of latent"),
     (with_rope(rope_type="deepseek_yarn", attention_factor=1.0), "rotary embedding deepseek_yarn of latent"),
+    (needs("compilation_config", "mode", CompilationMode.DYNAMO_TRACE_ONCE), "with --enforce-eager it is"),
     (sparse, "sparse latent (DSA) attention is not served yet"),
 ]
 
