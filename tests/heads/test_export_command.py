@@ -41,7 +41,9 @@ def test_ambiguous_ids(head: Path, tiny_target: Path, tmp_path: Path, capsys: py
     command = ["export", str(foreign), str(tmp_path / "out"), "--target", str(tiny_target)]
     assert main(command) == 2
     assert "1,3,5 (SGLang's ids" in capsys.readouterr().err and not (tmp_path / "out").exists()
-    assert main([*command, "--aux-layers", "0,2,4"]) == 2  # what vLLM makes of the ids, which SGLang cannot serve
+    as_vllm = ["export", str(foreign), str(tmp_path / "as-vllm"), "--target", str(tiny_target)]
+    assert main([*as_vllm, "--aux-layers", "0,2,4"]) == 0  # what vLLM makes of the ids
+    assert check_head(tiny_target, tmp_path / "as-vllm", algorithm="EAGLE3").aux_layer_ids == (0, 2, 4)
     assert main([*command, "--aux-layers", "2,4"]) == 2
     assert "wanted 64 for each of its 2 aux layers" in capsys.readouterr().err
     assert main([*command, "--aux-layers", "1,3,5"]) == 0
