@@ -66,6 +66,12 @@ FEATURES = (
     Feature("tensor parallelism", "sglang", (f"{SGLANG}tensor_parallel.py",)),
     Feature("tensor parallelism", "vllm", (f"{VLLM}tensor_parallel.py",)),
     Feature("prefill and decode on two servers", "vllm", (f"{VLLM}kv_connectors.py",)),
+    Feature("latent attention (MLA)", "vllm", (f"{VLLM}mla.py",)),
+    Feature("expert parallelism", "sglang", (f"{SGLANG}parallel_experts.py",)),
+    Feature("expert parallelism", "vllm", (f"{VLLM}expert_parallel.py",)),
+    Feature("several replicas", "sglang", (f"{SGLANG}replicas.py",)),
+    Feature("several replicas", "vllm", (f"{VLLM}data_parallel.py",)),
+    Feature("heads of other layouts", "vllm", (f"{VLLM}wild_heads.py",)),
 )
 
 
