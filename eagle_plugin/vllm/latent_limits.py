@@ -44,7 +44,7 @@ def unserved_latent(vllm_config: Any) -> tuple[tuple[bool, str], ...]:
             f"--kv-cache-dtype {cache.cache_dtype}: it is not served with latent (MLA) attention yet",
         ),
         (
-            # Texts of DeepSeek-V3 then differ from plain decoding in float32, compiled or not; it is not known why.
+            # Texts of a target with experts are not those of plain decoding then, and it is not known why.
             is_compiled(vllm_config),
             f"{target}: latent (MLA) attention is served without torch.compile only yet; with --enforce-eager it is",
         ),
