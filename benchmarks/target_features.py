@@ -78,7 +78,8 @@ FEATURES = (
     Feature("expert parallelism", "vllm", (f"{VLLM}expert_parallel.py",), PARTS),
     Feature("several replicas", "sglang", (f"{SGLANG}replicas.py",)),
     Feature("several replicas", "vllm", (f"{VLLM}data_parallel.py",), PARTS),
-    Feature("heads of other layouts", "vllm", (f"{VLLM}wild_heads.py",)),
+    Feature("heads of other layouts", "sglang", (f"{SGLANG}head_rows.py",)),
+    Feature("heads of other layouts", "vllm", (f"{VLLM}head_rows.py",)),
 )
 
 
