@@ -46,7 +46,7 @@ def unserved_ranks(vllm_config: Any) -> tuple[Check, ...]:
 def experts_know_their_map() -> bool:
     """Whether what computes vLLM's experts on a CPU reads the map from all experts to those of its rank.
 
-    In vLLM 0.32.0 and 0.33.0 it does not: with --enable-expert-parallel a CPU ends with a segmentation fault.
+    In the tested releases it does not: with --enable-expert-parallel a CPU ends with a segmentation fault.
     """
     from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedExperts
 
@@ -57,7 +57,7 @@ def experts_know_their_map() -> bool:
 def engines_exchange_tokens() -> bool:
     """Whether vLLM on a CPU can gather the tokens of all engines for a layer of experts.
 
-    In vLLM 0.32.0 and 0.33.0 it cannot: such a server ends with a NotImplementedError at its first forward.
+    In the tested releases it cannot: such a server ends with a NotImplementedError at its first forward.
     """
     from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicator
 
