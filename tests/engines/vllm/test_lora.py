@@ -8,7 +8,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from interpreted_triton import ROOT, run_tests
 from tiny_adapters import write_adapter
 from vllm import LLM, SamplingParams
 from vllm.inputs import TokensPrompt
@@ -55,10 +54,3 @@ def test_text_of_adapters_equals_plain_decoding(
             assert answers(llm, None) == without
         count, tokens = rounds(llm, before)
         assert tokens / count > 1.2
-
-
-@pytest.mark.matrix
-@pytest.mark.timeout(1800)
-def test_kernels_of_gpus(tmp_path: Path) -> None:
-    """There a batch may hold requests with several adapters, and without one."""
-    run_tests([ROOT / "tests/support/interpreted_lora.py"], tmp_path, 1700, VLLM_CPU_KVCACHE_SPACE="1")
