@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from eagle_plugin.heads.contents import compare_record, has_digests, scan
 from eagle_plugin.heads.description import HeadDescription, described_spec, read_head
@@ -109,9 +109,7 @@ def check_head(target_dir: str | Path, head_dir: str | Path, *, algorithm: str, 
         draft_vocab_size=draft_vocab,
         aux_layer_ids=aux,
         num_layers=config["num_hidden_layers"],
-        dtype=most_common_dtype(used),
-        parameters=sum(prod(t.shape) for t in used),
-        bytes=sum(prod(t.shape) * BYTES[t.dtype] for t in used),
+        **size_of(used)._asdict(),
         warnings=(
             *suspicions(head, target_dir),
             *_compare_lengths(target, config, folder),
@@ -121,9 +119,19 @@ def check_head(target_dir: str | Path, head_dir: str | Path, *, algorithm: str, 
     )
 
 
-def most_common_dtype(tensors: Sequence[StoredTensor]) -> str:
-    """The type in which most of these weights are stored, as torch names it."""
-    return DTYPES[Counter(t.dtype for t in tensors).most_common(1)[0][0]]
+class _Size(NamedTuple):
+    dtype: str  # in which most of the weights are stored, as torch names it
+    parameters: int
+    bytes: int
+
+
+def size_of(tensors: Sequence[StoredTensor]) -> _Size:
+    """What `HeadInfo` says of these weights together."""
+    return _Size(
+        DTYPES[Counter(t.dtype for t in tensors).most_common(1)[0][0]],
+        sum(prod(t.shape) for t in tensors),
+        sum(prod(t.shape) * BYTES[t.dtype] for t in tensors),
+    )
 
 
 def check_fits(target_dir: str | Path, head: HeadDescription) -> HeadSpec:

@@ -8,20 +8,12 @@ defaults, and a tensor without a parameter ends the start. vLLM itself is not im
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from eagle_plugin.heads.checkpoint import (
-    BYTES,
-    HeadInfo,
-    check_fits,
-    check_shapes,
-    check_values,
-    most_common_dtype,
-)
+from eagle_plugin.heads.checkpoint import HeadInfo, check_fits, check_shapes, check_values, size_of
 from eagle_plugin.heads.description import HeadDescription, read_head
 from eagle_plugin.heads.draft_vocabulary import target_ids
 from eagle_plugin.heads.files import DTYPES, HeadError, LeftToEngine, StoredTensor, read_config, text_config
@@ -85,9 +77,7 @@ def describe_head(
         draft_vocab_size=size,
         aux_layer_ids=layers,
         num_layers=head.num_layers,
-        dtype=most_common_dtype(used),
-        parameters=sum(prod(t.shape) for t in used),
-        bytes=sum(prod(t.shape) * BYTES[t.dtype] for t in used),
+        **size_of(used)._asdict(),
         warnings=(
             *suspicions(head, target_dir),
             *_other_meanings(head, tensors, layers, target),

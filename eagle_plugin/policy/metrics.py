@@ -77,7 +77,7 @@ def families(reports: Sequence[tuple[PolicyReport | None, Mapping[str, str]]]) -
 
 def _values(metric: Metric, report: PolicyReport) -> Mapping[str, float]:
     """The numbers of a metric in a report, by the metric's own label."""
-    of_totals = {TOTALS[field]: field for field in TOTALS}
-    if metric in of_totals:
-        return {str(shape): getattr(totals, of_totals[metric]) for shape, totals in report.totals.items()}
-    return OF_REPORT[metric](report)
+    if metric in OF_REPORT:
+        return OF_REPORT[metric](report)
+    (field,) = (field for field, of_totals in TOTALS.items() if of_totals is metric)
+    return {str(shape): getattr(totals, field) for shape, totals in report.totals.items()}
