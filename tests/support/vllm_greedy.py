@@ -78,6 +78,15 @@ def write_heads(folder: Path, target: Path) -> dict[str, Path]:
     }
 
 
+def write_blurred_head(folder: Path, target: Path) -> Path:
+    """The head "reduced", but it attends to all tokens alike; the others attend to the newest ones."""
+
+    def blur(weights: Weights) -> Weights:
+        return {n: 0.05 * w if n.endswith(("q_proj.weight", "k_proj.weight")) else w for n, w in weights.items()}
+
+    return rewrite(write_heads(folder, target)["reduced"], folder / "blurred", weights=blur)
+
+
 def make_prompts(count: int, longest: int = 90, seed: int = 7) -> list[list[int]]:
     """Prompts of different lengths as token ids, every fifth with the same beginning."""
     dice = random.Random(seed)

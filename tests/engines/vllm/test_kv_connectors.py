@@ -21,11 +21,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from serving import serving, vllm_spec
-from trained_heads import Weights, rewrite
 from vllm import LLM
 from vllm.config import KVTransferConfig
 from vllm_engines import AlwaysPlain, accept_length, chosen_by, engine, generate, rounds, runner
-from vllm_greedy import make_prompts, write_heads, write_target
+from vllm_greedy import make_prompts, write_blurred_head, write_target
 
 from eagle_plugin.bench.servers import Server, free_port
 from eagle_plugin.bench.spec import ServerSpec
@@ -41,12 +40,7 @@ TREES: dict[str, Any] = {"depth": 3, "topk": 4, "nodes": 16, "max_num_batched_to
 def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     folder = tmp_path_factory.mktemp("models")
     target = write_target(folder)
-
-    def blur(weights: Weights) -> Weights:
-        """Let the head attend to all tokens alike."""
-        return {n: 0.05 * w if n.endswith(("q_proj.weight", "k_proj.weight")) else w for n, w in weights.items()}
-
-    return target, rewrite(write_heads(folder, target)["reduced"], folder / "blurred", weights=blur)
+    return target, write_blurred_head(folder, target)
 
 
 def kept_in(folder: Path, role: str) -> dict[str, Any]:

@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from trained_heads import Weights, rewrite
 from vllm import LLM, SamplingParams
 from vllm.inputs import TokensPrompt
 from vllm_engines import AlwaysPlain, chosen_by, counters, engine, generate, runner
-from vllm_greedy import VOCAB, write_heads, write_target
+from vllm_greedy import VOCAB, write_blurred_head, write_target
 
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.policy.chooser import ServedRound, ShapeChooser
@@ -29,12 +28,7 @@ PROMPTS = [DICE.choices(range(3, VOCAB), k=70 + 9 * i) for i in range(5)]
 def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
     folder = tmp_path_factory.mktemp("prefixes")
     target = write_target(folder)
-
-    def blur(weights: Weights) -> Weights:
-        """Let the head attend to all tokens alike; the heads of other tests attend to the newest ones."""
-        return {n: 0.05 * w if n.endswith(("q_proj.weight", "k_proj.weight")) else w for n, w in weights.items()}
-
-    head = rewrite(write_heads(folder, target)["reduced"], folder / "blurred", weights=blur)
+    head = write_blurred_head(folder, target)
     with engine(target, head, depth=3, topk=4, nodes=16, block_size=BLOCK, enable_prefix_caching=True) as made:
         yield made
 
