@@ -18,7 +18,8 @@ Memory = TypeVar("Memory", bound=RoundMemory)
 Around = Callable[[Buckets, int], AbstractContextManager[Any]]
 
 # What a function of a round was captured for: its phase, the size of the padded batch, the shape of the trees (or their
-# width, where the rest does not matter), and whether all requests are greedy (None where it does not matter).
+# width, where the rest does not matter), and whether all requests are greedy (None where it does not matter; of vLLM's
+# "verify" with LoRA: whether it is one with adapters).
 FunctionKey = tuple[str, int, Shape | int, bool | None]
 
 

@@ -24,6 +24,7 @@ from eagle_plugin.vllm.linear_attention import gated_delta_trees
 from eagle_plugin.vllm.linear_step import LinearStep
 from eagle_plugin.vllm.ranks import in_any_rank
 from eagle_plugin.vllm.step_functions import TargetForward
+from eagle_plugin.vllm.target_adapters import TargetAdapters, can_capture_adapters
 
 
 def captured_steps(runner: Any, logger: logging.Logger) -> DecodeStep | None:
@@ -107,8 +108,9 @@ def new_step(runner: Any) -> DecodeStep:
 
 
 def _target_forward(runner: Any) -> TargetForward | None:
-    """The target's forward, if nothing of it depends on what the host knows of a step: which adapters it needs."""
-    if runner.lora_config is not None:
+    """The target's forward, if nothing of it depends on what the host knows of a step."""
+    serves_adapters = runner.lora_config is not None
+    if serves_adapters and not can_capture_adapters(runner):
         return None
     groups, head = runner.kv_cache_config.kv_cache_groups, runner.drafter._draft_attn_layer_names
     layers = {
@@ -118,7 +120,8 @@ def _target_forward(runner: Any) -> TargetForward | None:
         if first.layer in group.layer_names
     }
     ids, _ = runner.query_rows()
-    return TargetForward(partial(forward, runner), ids, runner.rotary_rows(), layers)
+    adapters = TargetAdapters(runner) if serves_adapters else None
+    return TargetForward(partial(forward, runner), ids, runner.rotary_rows(), layers, adapters)
 
 
 def _one_row(runner: Any) -> tuple[Tensor, Tensor]:

@@ -8,6 +8,7 @@ runs without graphs of ours.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -36,6 +37,7 @@ class DecodeStep(StepFunctions):
     shapes: tuple[Shape, ...] = ()  # of the rounds that what was captured serves; a plain one has no function
     _step_size: int | None = None  # of the step's padded batch; None: no graphs for so many requests
     _verified: Shape | None = None  # of the trees that all requests of the step verify, if it was captured
+    _case: bool | None = None  # of the target's forward (`TargetForward.case`)
     _batch: RoundBatch  # of the step
     _layers: Mapping[str, Any]  # the metadata of the target's forward, by layer
 
@@ -55,14 +57,16 @@ class DecodeStep(StepFunctions):
             self._verified = batch.drafts.shape
             if not self.holds(batch.drafts):
                 self._memory.put_trees(batch.drafts.tree, padded_b)
+        if self._forward is not None:
+            self._case = self._forward.case()
 
     def can_verify(self) -> bool:
         """Whether the target can run over the trees of this step by what was captured."""
-        return self._verified is not None and self._can("verify", self._verified.width, None)
+        return self._verified is not None and self._can("verify", self._verified.width, self._case)
 
     def verify(self) -> Any:
         """Run the target over the trees of this step; what it returns, of the rows of the padded batch."""
-        found = self._replay("verify", self._shape.width, None)
+        found = self._replay("verify", self._shape.width, self._case)
         self._linear.lend(self._layers, self._batch.b, self._shape.width)
         return found
 
@@ -149,7 +153,8 @@ class DecodeStep(StepFunctions):
             self._linear.allocate(memory, most, self._caps.width)
             return memory
 
-        self._capture_sizes(sizes, around, allocate, partial(self._capture_size, capturer, with_sums))
+        with nullcontext() if self._forward is None else self._forward.ready():
+            self._capture_sizes(sizes, around, allocate, partial(self._capture_size, capturer, with_sums))
 
     def _capture_size(self, capturer: Capturer, with_sums: bool, padded_b: int) -> None:
         """All functions of one batch size, those whose results are read late before the others (`CudaCapturer`)."""
@@ -162,7 +167,9 @@ class DecodeStep(StepFunctions):
         for width in sorted({shape.width for shape in shapes}):
             if self._forward is not None and padded_b * width <= len(self._forward.tokens):
                 self._memory.put_no_trees(width)
-                capture("verify", width, None)
+                for case in self._forward.cases():
+                    with self._forward.prepared(padded_b * width, case):
+                        capture("verify", width, case)
         for shape in shapes:
             for is_greedy in (True, False):
                 scores = capture("draft", shape, is_greedy).scores

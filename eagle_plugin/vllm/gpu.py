@@ -33,7 +33,6 @@ def unsupported_on_gpu(vllm_config: Any) -> list[str]:
             "--jit-monitor-mode error: kernels for trees are compiled when they are first used",
         ),
         (model.enable_sleep_mode, "--enable-sleep-mode: it is served on CPUs only"),
-        (bool(vllm_config.lora_config), "--enable-lora: LoRA is served on CPUs only"),
         (model.rswa_window is not None, f"target {model.architectures[0]}: reference windows are not served yet"),
         (bool(odd), f"head_dim {', '.join(map(str, odd))}: only multiples of 16 are served on a GPU"),
     )

@@ -3,6 +3,7 @@ request."""
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import partial
 from itertools import product
 from typing import Any
@@ -48,7 +49,9 @@ class GraphTest:
         """
         shapes = [shape for shape in self._step.shapes if shape != PLAIN]
         keys = list(product(self._step.sizes(), shapes, (True, False)))
-        return differences_of_batches((_name(*key), partial(self._differences, *key)) for key in keys)
+        forward = self._step._forward
+        with nullcontext() if forward is None else forward.ready():
+            return differences_of_batches((_name(*key), partial(self._differences, *key)) for key in keys)
 
     def _differences(self, padded_b: int, shape: Shape, is_greedy: bool) -> list[str]:
         compare = Comparison(_name(padded_b, shape, is_greedy), self._runner.dtype)
@@ -83,7 +86,7 @@ class GraphTest:
         batch, states = self._batch(b, lengths, drafts), self._states(layers)
         step.begin(batch, layers)
         if step.can_verify():
-            self._verify(compare, batch, padded_b)
+            self._verify(compare, batch, layers, padded_b)
 
         # walk
         logits = self._with_likely_drafts(drafts.tree, memory.logits(b, shape.width))
@@ -111,16 +114,21 @@ class GraphTest:
             compare.equal("extend", name, x, y)
         return compare.found
 
-    def _verify(self, compare: Comparison, batch: RoundBatch, padded_b: int) -> None:
+    def _verify(self, compare: Comparison, batch: RoundBatch, layers: Any, padded_b: int) -> None:
         """The target over the trees of a step, whose tokens and positions are where the engine puts them."""
         runner, n = self._runner, batch.b * batch.width
         ids, positions = runner.query_rows()
         ids[:n] = batch.drafts.tree.tokens.view(-1).int()
         batch.put_trees(ids, positions)
-        found = [x[:n].clone() for x in tree_leaves(self._step.verify())]
-        again = self._step._function(("verify", padded_b, batch.width, None))()
-        for x, y in zip(found, tree_leaves(again), strict=True):
-            compare.rows("verify", "states of the target", x, y[:n])
+        forward = self._step._forward
+        assert forward is not None
+        for case in forward.cases():
+            with forward.prepared(n, case):
+                self._step.begin(batch, layers)
+                found = [x[:n].clone() for x in tree_leaves(self._step.verify())]
+                again = self._step._function(("verify", padded_b, batch.width, case))()
+            for x, y in zip(found, tree_leaves(again), strict=True):
+                compare.rows("verify", "states of the target", x, y[:n])
 
     def _same_floats(self, found: Tensor | None, wanted: Tensor | None) -> bool:
         return found is not None and wanted is not None and torch.equal(found, wanted)

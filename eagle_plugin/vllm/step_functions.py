@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -25,6 +26,7 @@ from eagle_plugin.vllm.drafter import TreeProposer
 from eagle_plugin.vllm.head_forwards import DraftBatch, PathBatch
 from eagle_plugin.vllm.linear_step import LinearStep
 from eagle_plugin.vllm.step_memory import Root, StepMemory
+from eagle_plugin.vllm.target_adapters import TargetAdapters
 
 
 class TargetForward(NamedTuple):
@@ -34,6 +36,23 @@ class TargetForward(NamedTuple):
     tokens: Tensor  # [most] int32, at a fixed address; past the rows of a step there may be anything
     positions: Tensor  # [most] or [axes, most] int64, the same
     layers: Mapping[str, Sequence[str]]  # with attention, by the layer that stands for their group of caches
+    adapters: TargetAdapters | None = None  # None: the target serves no LoRA
+
+    def case(self) -> bool | None:
+        """Whether the step that the engine has prepared needs the forward with adapters; None: there is only one."""
+        return None if self.adapters is None else self.adapters.case()
+
+    def cases(self) -> Sequence[bool | None]:
+        """What `case` can be."""
+        return (None,) if self.adapters is None else self.adapters.cases
+
+    def ready(self) -> AbstractContextManager[None]:
+        """Around all that is `prepared`."""
+        return nullcontext() if self.adapters is None else self.adapters.ready()
+
+    def prepared(self, rows: int, case: bool | None) -> AbstractContextManager[None]:
+        """With a step of so many rows prepared that needs this case."""
+        return nullcontext() if self.adapters is None else self.adapters.selected(rows, bool(case))
 
 
 class StepFunctions(CapturedRounds[StepMemory]):
