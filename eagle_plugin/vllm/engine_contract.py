@@ -116,12 +116,18 @@ CONTRACT: Contract = {
         ),
         "_model_forward": "self input_ids positions intermediate_tensors inputs_embeds ...",
         "maybe_select_dummy_loras": "",
+        "maybe_setup_dummy_loras": "self lora_config ...",
+        "maybe_remove_all_loras": "self lora_config",
+        "_set_active_loras": "self prompt_lora_mapping token_lora_mapping lora_requests ...",
     },
+    "vllm.config.LoRAConfig": attributes("max_loras"),
+    "vllm.lora.layers.BaseLayerWithLoRA": attributes("base_layer punica_wrapper"),
+    "vllm.lora.request.LoRARequest": attributes("lora_name lora_int_id lora_path"),
     "vllm.v1.worker.gpu_input_batch.InputBatch": {
         "update_async_output_token_ids": "self",
         **attributes(
             "req_ids logitsprocs thinking_budget_state_holder sampling_metadata vocab_size generators"
-            " num_computed_tokens_cpu"
+            " num_computed_tokens_cpu lora_id_to_lora_request"
         ),
     },
     "vllm.v1.worker.gpu_input_batch.CachedRequestState": {

@@ -219,7 +219,6 @@ def unsupported_reasons(vllm_config: Any) -> list[str]:
             (model.is_hybrid or model.use_mla) and vllm_config.kv_transfer_config is not None,
             f"--kv-transfer-config: it is not served with target {name} yet",
         ),
-        (model.is_hybrid and bool(vllm_config.lora_config), f"--enable-lora: it is not served with target {name} yet"),
         (model.is_encoder_decoder, f"target {name}: encoder-decoder models are not served"),
         (
             model.is_mm_prefix_lm,  # False where the flags allow text only

@@ -1,8 +1,8 @@
 """LoRA adapters in captured forwards of the target.
 
-Which adapter applies to which row is in memory of vLLM's at fixed addresses, which it fills before every step; so are the
-adapters' weights. What the host reads while it launches vLLM's kernels is a constant of a graph: whether a row has an
-adapter at all, and, with --specialize-active-lora, how many adapters the rows have.
+vLLM writes which adapter applies to which row before every step, to fixed addresses, where the adapters' weights are
+too. What the host reads while it launches vLLM's kernels is a constant of a graph: whether any row has an adapter, and
+with --specialize-active-lora how many adapters the rows have.
 """
 
 from __future__ import annotations
@@ -47,7 +47,11 @@ class TargetAdapters:
     @contextmanager
     def ready(self) -> Iterator[None]:
         """Let vLLM have as many adapters as a step can have. Afterwards it has none, and loads those that it needs."""
-        with self._runner.maybe_setup_dummy_loras(self._runner.lora_config):
+        runner = self._runner
+        runner.maybe_remove_all_loras(
+            runner.lora_config
+        )  # they may be of the same numbers, after an exchange of the head
+        with runner.maybe_setup_dummy_loras(runner.lora_config):
             yield
 
     @contextmanager

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -24,7 +26,26 @@ def write_adapter(folder: Path, target: Path, *, rank: int = 4, seed: int = 3) -
             prefix = f"base_model.model.model.layers.{layer}.self_attn.{name}"
             tensors[f"{prefix}.lora_A.weight"] = torch.randn(rank, hidden, generator=generator)
             tensors[f"{prefix}.lora_B.weight"] = torch.randn(size, rank, generator=generator)
+    return _write(folder, tensors, rank, list(sizes))
+
+
+@torch.no_grad()
+def merge_adapter(folder: Path, model: Any, layers: Sequence[str], *, rank: int = 4, seed: int = 3) -> Path:
+    """Add an adapter to the linear layers of these names of a model of transformers, and write it into `folder`."""
+    folder.mkdir()
+    generator, tensors = torch.Generator().manual_seed(seed), {}
+    for name, layer in model.named_modules():
+        if isinstance(layer, torch.nn.Linear) and name.rpartition(".")[2] in layers:
+            columns, rows = layer.weight.shape
+            first, second = (torch.randn(*size, generator=generator) / 2 for size in ((rank, rows), (columns, rank)))
+            layer.weight += second @ first
+            prefix = f"base_model.model.{name}"
+            tensors |= {f"{prefix}.lora_A.weight": first, f"{prefix}.lora_B.weight": second}
+    return _write(folder, tensors, rank, layers)
+
+
+def _write(folder: Path, tensors: dict[str, torch.Tensor], rank: int, layers: Sequence[str]) -> Path:
     save_file(tensors, folder / "adapter_model.safetensors")
-    settings = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": sorted(sizes)}
+    settings = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": sorted(layers)}
     (folder / "adapter_config.json").write_text(json.dumps(settings))
     return folder

@@ -9,6 +9,7 @@ import vllm
 from engine_signatures import assignments, calls, defined, holds, in_order, parameters, returned
 from vllm.config import CompilationConfig, ModelConfig, ParallelConfig, SpeculativeConfig, VllmConfig
 from vllm.config.attention import AttentionConfig
+from vllm.lora.punica_wrapper.punica_gpu import PunicaWrapperGPU
 from vllm.v1.attention.backend import AttentionMetadataBuilder
 from vllm.v1.attention.backends import registry
 from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
@@ -124,3 +125,25 @@ def test_configurations_have_what_is_refused_on_a_gpu() -> None:
     assert "hisparse_config" in AttentionConfig.__dataclass_fields__
     read = {"VLLM_USE_BREAKABLE_CUDAGRAPH", "VLLM_BATCH_INVARIANT", "VLLM_USE_V2_MODEL_RUNNER"}
     assert read <= vllm.envs.environment_variables.keys()
+
+
+def test_what_a_graph_with_adapters_keeps_of_its_capture() -> None:
+    """target_adapters.py: two numbers that the host reads; the rest of a step is written in place, on the device."""
+    kernels = FOLDER / "lora/ops/triton_ops"
+    for name in ("shrink", "expand"):
+        launch = defined(kernels / f"lora_{name}_op.py", f"_lora_{name}")
+        read = {ast.unparse(node) for node in ast.walk(launch) if ast.unparse(node).endswith(".item()")}
+        assert read - {node for node in read if "\n" in node} == {"no_lora_flag_cpu.item()", "num_active_loras.item()"}
+    made = PunicaWrapperGPU.update_metadata
+    assert calls(made, "self.token_mapping_meta.prepare_tensors") == [
+        "self.token_mapping_meta.prepare_tensors(self.token_lora_indices)"
+    ]
+    prepare = defined(kernels / "lora_kernel_metadata.py", "LoRAKernelMeta.prepare_tensors")
+    written = {"token_indices_sorted_by_lora_ids", "active_lora_ids", "num_tokens_per_lora", "lora_token_start_loc"}
+    copies = [ast.unparse(node.func) for node in ast.walk(prepare) if isinstance(node, ast.Call)]
+    assert all(any(copy.startswith(f"self.{name}[") and copy.endswith("copy_") for copy in copies) for name in written)
+    assert "self.active_lora_ids.fill_(-1)" in ast.unparse(
+        defined(kernels / "lora_kernel_metadata.py", "LoRAKernelMeta")
+    )
+    assert "cudagraph_specialize_lora" in CompilationConfig.__dataclass_fields__
+    assert "VLLM_LORA_ENABLE_DUAL_STREAM" in vllm.envs.environment_variables

@@ -16,7 +16,7 @@ from family_models import family_head, family_target
 from tiny_checkpoints import read_config
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from vllm import LLM
-from vllm.config import CacheConfig, CompilationConfig, CompilationMode, LoRAConfig
+from vllm.config import CacheConfig, CompilationConfig, CompilationMode
 from vllm.model_executor.layers.mamba.gdn.base import GatedDeltaNetAttention
 from vllm.model_executor.layers.mamba.gdn.qwen_gdn_linear_attn import QwenGatedDeltaNetAttention
 from vllm.v1.kv_cache_interface import MambaSpec
@@ -182,8 +182,6 @@ def test_what_is_not_served(served: Served, monkeypatch: pytest.MonkeyPatch) -> 
     assert support.unsupported_reasons(config) == []
     config.cache_config.use_replayssm = True
     assert [reason.split(":")[0] for reason in support.unsupported_reasons(config)] == ["--use-replayssm"]
-    config.cache_config.use_replayssm, config.lora_config = False, LoRAConfig(max_lora_rank=8)
-    assert [reason.split(":")[0] for reason in support.unsupported_reasons(config)] == ["--enable-lora"]
 
 
 def test_graphs_of_vllm_end_before_our_operator() -> None:

@@ -95,7 +95,6 @@ def test_a_gpu_that_fails_is_left_to_vllm(gpu_config: Any, lines: list[str], mon
         (needs("parallel_config", "enable_dbo", True), "--enable-dbo: "),
         (needs("model_config", "enable_sleep_mode", True), "--enable-sleep-mode: "),
         (needs("observability_config", "jit_monitor_mode", "error"), "--jit-monitor-mode error: "),
-        (lambda config: object.__setattr__(config, "lora_config", object()), "--enable-lora: "),
         (needs("parallel_config", "worker_cls", "some.other.Worker"), "--worker-cls some.other.Worker: "),
     ],
 )
