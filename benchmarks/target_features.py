@@ -70,6 +70,7 @@ FEATURES = (
     Feature("gated delta nets on GPUs", "vllm", (f"{VLLM}linear_attention.py::test_text_by_replays",), "fake CUDA"),
     Feature("LoRA", "sglang", (f"{SGLANG}lora.py",)),
     Feature("LoRA", "vllm", (f"{VLLM}lora.py",)),
+    Feature("LoRA on GPUs", "vllm", (f"{VLLM}gpu_adapters.py",), PARTS),
     Feature("tensor parallelism", "sglang", (f"{SGLANG}tensor_parallel.py",)),
     Feature("tensor parallelism", "vllm", (f"{VLLM}tensor_parallel.py",)),
     Feature("prefill and decode on two servers", "vllm", (f"{VLLM}kv_connectors.py",)),

@@ -40,7 +40,7 @@ ENGINES = {
     "ranks": ("tensor_parallel", "expert_parallel", "data_parallel"),
     "self-test": ("selftest",),
     "caches": ("float8_engine", "kv_connectors"),
-    "graphs": ("graphs", "host_waits", "launches"),
+    "graphs": ("graphs", "gpu_adapters", "host_waits", "launches"),
     "sampling": ("sampling_distribution", "seeds"),
     "parameters": ("grammar", "parameters", "sampling_thinking", "logprobs", "refusals"),
     "real model": ("serving", "gpu_model"),

@@ -121,7 +121,7 @@ CONTRACT: Contract = {
         "_set_active_loras": "self prompt_lora_mapping token_lora_mapping lora_requests ...",
     },
     "vllm.config.LoRAConfig": attributes("max_loras"),
-    "vllm.lora.layers.BaseLayerWithLoRA": attributes("base_layer punica_wrapper"),
+    "vllm.lora.layers.BaseLayerWithLoRA": attributes("punica_wrapper"),
     "vllm.lora.request.LoRARequest": attributes("lora_name lora_int_id lora_path"),
     "vllm.v1.worker.gpu_input_batch.InputBatch": {
         "update_async_output_token_ids": "self",
