@@ -62,7 +62,7 @@ def test_text_of_adapters_equals_plain_decoding(
 
 
 @torch.inference_mode()
-def texts(model: Any) -> list[list[int]]:
+def greedy(model: Any) -> list[list[int]]:
     """24 greedy tokens to each of PROMPTS by transformers."""
     length = {"max_new_tokens": 24, "min_new_tokens": 24, "pad_token_id": 0, "eos_token_id": None}
     prompts = [torch.tensor([prompt]) for prompt in PROMPTS]
@@ -78,10 +78,10 @@ def test_adapters_of_gated_delta_nets(tmp_path: Path) -> None:
     target = multimodal_target(tmp_path / "target", "qwen3_5")
     head = family_head(tmp_path / "head", target)
     model = AutoModelForImageTextToText.from_pretrained(target, dtype=torch.float32)
-    without = texts(model)
+    without = greedy(model)
     layers = ["q_proj", "v_proj", "in_proj_qkv", "in_proj_z", "out_proj"]
     adapter = LoRARequest("twist", 1, str(merge_adapter(tmp_path / "adapter", model, layers)))
-    expected = texts(model)
+    expected = greedy(model)
     assert sum(a != b for a, b in zip(expected, without, strict=True)) > len(PROMPTS) // 2
     trees: dict[str, Any] = {"depth": 3, "topk": 4, "nodes": 16, "gpu_memory_utilization": 0.3}
     with engine(target, head, enable_lora=True, max_lora_rank=8, max_loras=1, **trees) as llm:
