@@ -69,6 +69,7 @@ FEATURES = (
     Feature("gated delta nets", "vllm", (f"{VLLM}linear_attention.py::test_text_and_distribution",)),
     Feature("gated delta nets on GPUs", "vllm", (f"{VLLM}linear_attention.py::test_text_by_replays",), "fake CUDA"),
     Feature("LoRA", "sglang", (f"{SGLANG}lora.py",)),
+    Feature("LoRA on GPUs", "sglang", (f"{SGLANG}gpu_adapters.py",), PARTS),
     Feature("LoRA", "vllm", (f"{VLLM}lora.py",)),
     Feature("LoRA on GPUs", "vllm", (f"{VLLM}gpu_adapters.py",), PARTS),
     Feature("tensor parallelism", "sglang", (f"{SGLANG}tensor_parallel.py",)),

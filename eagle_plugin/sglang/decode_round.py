@@ -18,6 +18,7 @@ from eagle_plugin.runtime.captured_rounds import Around, CapturedRounds, Functio
 from eagle_plugin.runtime.graphs import Capturer
 from eagle_plugin.runtime.round import Drafts, without_spare_places
 from eagle_plugin.runtime.round_memory import OneRequest, RoundMemory
+from eagle_plugin.sglang.adapters import Adapters
 from eagle_plugin.sglang.batch import BatchReader, RoundBatch
 from eagle_plugin.sglang.deferred_extend import DeferredTokens
 from eagle_plugin.sglang.drafter import DraftState, TreeDrafter
@@ -28,9 +29,12 @@ from eagle_plugin.sglang.verifier import TargetOutput, TreeVerifier
 class DecodeRound(CapturedRounds[RoundMemory]):
     """The functions of a round; what was captured reads the batch in the static memory of its `BatchReader`."""
 
-    def __init__(self, drafter: TreeDrafter, verifier: TreeVerifier, reader: BatchReader) -> None:
+    def __init__(
+        self, drafter: TreeDrafter, verifier: TreeVerifier, reader: BatchReader, adapters: Adapters | None = None
+    ) -> None:
+        """adapters: of the target's captured forwards; None without LoRA."""
         super().__init__()
-        self._drafter, self._verifier, self._reader = drafter, verifier, reader
+        self._drafter, self._verifier, self._reader, self._adapters = drafter, verifier, reader, adapters
         self.deferred: DeferredTokens | None = None  # where the head reads the tokens of plain rounds later
         self.shapes: tuple[Shape, ...] = ()  # that were captured
 
@@ -98,7 +102,11 @@ class DecodeRound(CapturedRounds[RoundMemory]):
             drafts = Drafts.plain(state.roots, caps.width)
             return RoundMemory(caps, most, OneRequest(logits, features, state.head, drafts))
 
+        if self._adapters is not None:
+            self._adapters.use_static_memory(max(sizes), caps.width)
         self._capture_sizes(sizes, around, allocate, partial(self._capture_size, capturer, shapes, with_sums))
+        if self._adapters is not None:
+            self._adapters.forget()
         self.shapes = tuple(shapes)
 
     def _capture_size(self, capturer: Capturer, shapes: Sequence[Shape], with_sums: bool, size: int) -> None:
@@ -130,6 +138,8 @@ class DecodeRound(CapturedRounds[RoundMemory]):
         for batch in batches:
             if batch.shape.width not in outputs:
                 provide_tree(batch)
+                if self._adapters is not None:
+                    self._adapters.prepare_padding(size, batch.shape.width)
                 outputs[batch.shape.width] = capture(capturer, _key("verify", batch), partial(verify, batch))
         for batch, drafts in zip(batches, drafted, strict=True):
             output = outputs[batch.shape.width]

@@ -49,6 +49,13 @@ CONTRACT: Contract = {
         "_select_runners": "self selector",
         **attributes("draft_worker _session"),
     },
+    "sglang.srt.lora.lora_manager.LoRAManager": {
+        "prepare_lora_batch": "self forward_batch",
+        "fetch_new_loras": "self new_loras ...",
+        "lora_backend": "",
+    },
+    "sglang.srt.lora.backend.base_backend.BaseLoRABackend": {"reset_batch_state": "self", "is_moe_lora": ""},
+    "sglang.srt.lora.backend.chunked_backend.ChunkedSgmvLoRABackend": {"name": ""},
     # What goes in and out.
     "sglang.srt.model_executor.forward_batch_info.ForwardBatch": attributes(
         "forward_mode batch_size input_ids req_pool_indices seq_lens out_cache_loc seq_lens_sum positions spec_info"

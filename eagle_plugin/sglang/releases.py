@@ -23,6 +23,15 @@ def sharded_as_drafter(drafter: Any) -> AbstractContextManager[Any]:
     return draft_tp_context(drafter.parallel_layout if has_layout else drafter.draft_owns_attention)
 
 
+def prepare_adapters_in_place(manager: Any, most: int, width: int) -> None:
+    """Let a ``LoRAManager`` write what it prepares of up to `most` requests, of `width` rows each, to fixed addresses.
+
+    Older releases have one name for prompts and other batches.
+    """
+    named = getattr(manager, "init_decode_cuda_graph_batch_info", None) or manager.init_cuda_graph_batch_info
+    named(max_bs_in_cuda_graph=most, num_tokens_per_req=width)
+
+
 @contextmanager
 def forward_of(model: Any, attention: Any, forward_batch: Any) -> Iterator[None]:
     """Around a forward of a model that its ``ModelRunner`` does not run: what the runner sets around its own.

@@ -22,6 +22,7 @@ from eagle_plugin.runtime.gpu import Gpu, unsupported_gpu
 from eagle_plugin.runtime.round_metrics import RejectionWatch
 from eagle_plugin.runtime.startup import LEFT, StartRefused, engine_serves, plugin_serves
 from eagle_plugin.runtime.synthetic import WARNING, source_of
+from eagle_plugin.sglang.adapters import unsupported_adapters
 from eagle_plugin.sglang.caches import NAMES, cache_dtypes, unsupported_cache
 from eagle_plugin.sglang.ranks import rank_logger
 from eagle_plugin.sglang.synthetic import SETTING
@@ -116,8 +117,6 @@ _FLAGS: tuple[tuple[str, tuple[Any, ...], str], ...] = (
 def unsupported_flags(arguments: Any) -> list[str]:
     """Why our worker does not support these resolved server arguments; empty when it does."""
     reasons = []
-    if arguments.device != "cpu" and (arguments.enable_lora or arguments.lora_paths):
-        reasons.append(f"--enable-lora with --device {arguments.device}: LoRA is served on CPUs only")
     drafts = arguments.speculative_draft_kv_cache_dtype
     if arguments.device == "cpu" and drafts in NAMES:
         reasons.append(
@@ -284,6 +283,7 @@ def unsupported_reasons(server_args: Any, target_runner: Any) -> list[str]:
     reasons += unsupported_models(target_runner, draft_config.hf_config.architectures[0])
     reasons += unsupported_windows(target_runner, resolved_view(server_args))
     reasons += unsupported_states(target_runner, resolved_view(server_args))
+    reasons += unsupported_adapters(target_runner)
     if not reasons and target_runner.device == "cuda":
         from eagle_plugin.sglang.selftest import agree
 

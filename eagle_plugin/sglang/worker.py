@@ -133,7 +133,7 @@ class TreeWorker(EAGLEWorkerV2):
             window = max(windows_of(runner.model), default=0)
             sliding = SlidingReader(pools[1], window, reach, pool.size, table.shape[1], chunk)
         self._reader = BatchReader(reach, pool.size, table, self._keys, sliding, runner.model_config.model_is_mrope)
-        self._round = DecodeRound(drafter, self._verifier, self._reader)
+        self._round = DecodeRound(drafter, self._verifier, self._reader, self._adapters)
         # The target's decode rounds are captured by us: the engine would capture its own attention, without trees.
         target.init_cuda_graphs = partial(target.init_cuda_graphs, capture_decode_cuda_graph=False)
 
@@ -146,7 +146,7 @@ class TreeWorker(EAGLEWorkerV2):
         *_, output, _, _ = self._round.padding_round(PLAIN)
         self._round.deferred = DeferredTokens(len(pool.req_to_token), output.features[0])
         shapes = [PLAIN, self.shape] if mode == "fixed" else captured_shapes(self.shape, self._draft_worker.levels.kind)
-        if not self._adapters.are_served:  # on CPUs: there is nothing that a captured forward would read them from
+        if self._adapters.can_be_captured:
             capture_rounds(self._round, self.shape, shapes, self.device, pool.size, mode == "auto")
         if not check_rounds(self):
             return  # the engine's own worker serves: there is no head of ours to exchange
@@ -193,7 +193,7 @@ class TreeWorker(EAGLEWorkerV2):
         drafts = self._draft_clock.time(shape, partial(self._round.draft, inputs, state))
         real = drafts.first(b)
         tree = grammar_tree(real.tree) if batch.has_grammar else None
-        self._adapters.prepare(batch.reqs, shape.width)
+        self._adapters.prepare(batch.reqs, shape.width, inputs.padded_b)
         output = self._round.verify(inputs, drafts)
         logits = output.logits[: b * shape.width]
         transforms = transforms_of(batch)

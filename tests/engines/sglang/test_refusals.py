@@ -34,21 +34,12 @@ SERVED = {
     "speculative_num_steps": 3,
     "speculative_eagle_topk": 4,
     "speculative_num_draft_tokens": 16,
-    "enable_lora": False,
-    "lora_paths": None,
 }
 
 
 def test_the_usual_flags_are_served():
     assert support.unsupported_flags(SimpleNamespace(**SERVED)) == []
     assert support.unsupported_flags(SimpleNamespace(**(SERVED | {"tp_size": 8}))) == []
-    assert support.unsupported_flags(SimpleNamespace(**(SERVED | {"enable_lora": True}))) == []
-
-
-@pytest.mark.parametrize("flag", [{"enable_lora": True}, {"lora_paths": ["adapter"]}])
-def test_adapters_are_served_on_cpus_only(flag):
-    (reason,) = support.unsupported_flags(SimpleNamespace(**(SERVED | flag | {"device": "cuda"})))
-    assert "--enable-lora" in reason and "cuda" in reason
 
 
 def test_every_flag_is_one_of_the_engines():
@@ -225,7 +216,7 @@ def test_what_sglang_serves_never_ends_the_start(check_launch, tiny_target, tiny
     for name in ("unsupported_cache", "unsupported_models", "unsupported_windows", "unsupported_states"):
         monkeypatch.setattr(support, name, lambda *_: [])
     draft = SimpleNamespace(hf_config=SimpleNamespace(architectures=["LlamaForCausalLMEagle3"]))
-    runner = SimpleNamespace(spec_aux_config=SimpleNamespace(draft_model_config=draft), device="cpu")
+    runner = SimpleNamespace(spec_aux_config=SimpleNamespace(draft_model_config=draft), device="cpu", lora_manager=None)
     assert support.unsupported_reasons(None, runner) == [os.environ[LEFT]]
     check_launch(tiny_target, tiny_eagle3)  # of the next engine in this process
     assert support.unsupported_reasons(None, runner) == []
