@@ -19,7 +19,7 @@ GROUPS = {
     "draws": ("sampling", "seeds"),
     "requests": ("grammar", "logprobs", "parameters", "metrics"),
     "heads": ("parallel_heads", "head_exchange"),
-    "models": ("families", "lora", "chunks"),
+    "models": ("families", "lora", "gpu_adapters", "chunks"),
     "starts": ("selftest", "selftest_start", "refusals"),
     "ranks": ("tensor_parallel", "ranks"),
 }
