@@ -30,6 +30,13 @@ def port_number(text: str) -> int:
     return int(text)
 
 
+def positive_number(text: str) -> int:
+    """A whole number of 1 or more, for the `type` of `add_argument`."""
+    if not (text.isdecimal() and int(text) > 0):
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number above 0")
+    return int(text)
+
+
 def print_table(*rows: tuple[str, Any]) -> None:
     """Print names and values in two columns."""
     width = max(len(name) for name, _ in rows)

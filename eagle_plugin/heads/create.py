@@ -32,6 +32,7 @@ def new_head(
     aux_layers: Sequence[int] | None = None,
     init: Literal["target", "random"] = "target",
     mask_token_id: int | None = None,
+    window: int | None = None,
     seed: int = 0,
 ) -> DraftHead:
     """Make an untrained head for the target in target_dir, in float32 on the CPU.
@@ -41,7 +42,7 @@ def new_head(
     layers whose input the head reads (None: 2, L//2, L-3). norms: "3.1" norms each aux state and gives normed states to
     the next draft step, "3.0" does neither (arXiv 2503.01840), "before_fc" norms the concatenated aux states. EAGLE-2
     has no aux layers and no such norms.
-    mask_token_id: P-EAGLE's (None: the best unused token).
+    mask_token_id: P-EAGLE's (None: the best unused token). window: `DraftHead.window`; EAGLE-2 has none.
 
     init "target" starts lm_head, norms and, where the shapes agree, the layer from the target's last ones, and passes
     the last feature through fc; "random" draws every matrix from N(0, 0.02). The embedding is the target's, frozen, in
@@ -62,7 +63,7 @@ def new_head(
         head_dim=head_dim,
     )
     aux = None if aux_layers is None else tuple(aux_layers)
-    head = head_class(spec).create(values, target, NewHeadOptions(draft_ids, norms, aux, mask_token_id))
+    head = head_class(spec).create(values, target, NewHeadOptions(draft_ids, norms, aux, mask_token_id, window))
     _draw(head, torch.Generator().manual_seed(seed))
     if init == "target":
         _start_from_target(head, target)

@@ -42,6 +42,7 @@ class NewHeadOptions:
     norms: Norms
     aux_layers: tuple[int, ...] | None
     mask_token_id: int | None
+    window: int | None = None
 
 
 class DraftHead(nn.Module):
@@ -64,6 +65,7 @@ class DraftHead(nn.Module):
     fc_norm: nn.ModuleList | None  # one RMSNorm for each aux layer's part of the features
     norm: RMSNorm | None  # before lm_head
     norm_output = False  # whether `forward` returns states after `norm`
+    window: int | None = None  # keys that a row sees in any layer, its own and the last before it; None: all
     mask_token_id: int | None = None  # the head drafts all levels in one pass over rows of this token
     stored_biases: frozenset[str] = frozenset()  # biases of a checkpoint that the modules here add
 
@@ -101,10 +103,21 @@ class DraftHead(nn.Module):
 
         embeds, hidden [..., n, H]; positions [..., n] int64; visible [..., n, m + n] bool: which of the m rows of
         `past` and the n rows of this call a row attends to. A draft node must attend to the verified rows, its
-        ancestors and itself. Returns (state [..., n, H], keys and values of all m + n rows per layer). The state of a
-        row is the `hidden` of its children.
+        ancestors and itself, as far as they are in the head's window (`in_window`).
+
+        Returns (state [..., n, H], keys and values of all m + n rows per layer). The state of a row is the `hidden` of
+        its children.
         """
         raise NotImplementedError
+
+    def in_window(self, positions: Tensor, keys: Tensor) -> Tensor:
+        """Which keys are in the window of a row: positions [..., n] of rows, keys [m] -> [..., n, m] bool.
+
+        Of keys at or before the row: a later one is not left out.
+        """
+        if self.window is None:
+            return torch.ones((*positions.shape, len(keys)), dtype=torch.bool, device=positions.device)
+        return keys > positions[..., None] - self.window
 
     def logits(self, state: Tensor) -> Tensor:
         """state [..., n, H] -> [..., n, draft vocabulary]."""
@@ -137,6 +150,16 @@ class DraftHead(nn.Module):
                 head's hidden size is not the target's.
         """
         raise HeadError(f"an {self.kind} head drafts from all tokens of its target; leave its vocabulary as it is")
+
+    def set_window(self, window: int) -> None:
+        """Let a row see so many keys, its own and the last before it.
+
+        Raises:
+            HeadError: the engines' classes for this kind have no windows.
+        """
+        raise HeadError(
+            f"a head of kind {self.kind} has no window in the engines, EAGLE-3 and P-EAGLE heads can have one"
+        )
 
     @classmethod
     def continue_head(

@@ -85,6 +85,8 @@ class Eagle2Head(DraftHead):
     @classmethod
     def create(cls, values: dict[str, Any], target: TargetFiles, options: NewHeadOptions) -> Self:
         head = cls(LlamaConfig(**values))
+        if options.window is not None:
+            head.set_window(options.window)
         head.lm_head = nn.Buffer(target.lm_head().float())
         return head
 

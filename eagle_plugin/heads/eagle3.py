@@ -19,7 +19,8 @@ from eagle_plugin.heads.draft_head import (
 )
 from eagle_plugin.heads.files import HeadError, load_weights, read_config, text_config
 from eagle_plugin.heads.layers import MLP, Attention, KeyValues, RMSNorm
-from eagle_plugin.heads.new_config import NORM_KEYS
+from eagle_plugin.heads.new_config import NORM_KEYS, window_keys
+from eagle_plugin.heads.other_layouts import window_of
 from eagle_plugin.heads.target_files import TargetFiles
 from eagle_plugin.heads.target_table import default_aux_layers, engines_default, sglang_ids, sglang_layers
 from eagle_plugin.heads.vocabulary import check_draft_ids
@@ -61,8 +62,8 @@ class Eagle3Head(DraftHead):
         state_j = Layer([RMS(E(x_{j+1})); RMS(h_j)]) + residual h_j,    q(x_{j+2}) = softmax(W_lm RMS(state_j))
 
     W_lm is the head's own over the draft vocabulary; target id = draft id + d2t. Options of the checkpoint: `fc_norm`
-    norms each s, `norm_before_fc` their concatenation, and `norm_output` gives RMS(state) to the next step in place of
-    the state.
+    norms each s, `norm_before_fc` their concatenation, `norm_output` gives RMS(state) to the next step in place of the
+    state, and `layer_types` with `sliding_window` lets a row see the last keys alone.
     """
 
     kind = "eagle3"
@@ -88,6 +89,7 @@ class Eagle3Head(DraftHead):
         self.layers = nn.ModuleList(DecoderLayer(config, i == 0) for i in range(config.num_hidden_layers))
         self.norm = RMSNorm(hidden, eps)
         self.norm_output = bool(getattr(config, "norm_output", False))
+        self.window = window_of(vars(config))
         self.lm_head = nn.Linear(hidden, draft_vocab, bias=False)
         self.embedding = nn.Buffer(torch.zeros(config.vocab_size, hidden))
         self.d2t = nn.Buffer(torch.zeros(draft_vocab, dtype=torch.int64))
@@ -128,6 +130,7 @@ class Eagle3Head(DraftHead):
         ids = torch.arange(target.vocab_size) if options.draft_ids is None else options.draft_ids
         check_draft_ids(ids, target.vocab_size)
         values = values | NORM_KEYS[options.norms] | cls.new_keys(target, ids, options)
+        values |= window_keys(options.window, values["num_hidden_layers"])
         head = cls(LlamaConfig(**values), aux)
         head.d2t.copy_(ids - torch.arange(len(ids)))
         return head
@@ -147,6 +150,9 @@ class Eagle3Head(DraftHead):
             (self.lm_head.weight, lm_head),
         ):
             copy_if_alike(parameter, value)
+
+    def set_window(self, window: int) -> None:
+        self.window = window
 
     @torch.no_grad()
     def change_vocabulary(self, draft_ids: Tensor, target_lm_head: Tensor) -> int:
@@ -243,6 +249,7 @@ class Eagle3Head(DraftHead):
             "norm_before_fc": self.input_norm is not None,
             "norm_output": self.norm_output,
             "num_aux_hidden_states": len(self.aux_layers),
+            **window_keys(self.window, self.config.num_hidden_layers),
         }
         default = engines_default(layers)
         if self.aux_layers != default or sglang_layers(architecture, None, layers) != default:

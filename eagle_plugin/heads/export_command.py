@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from eagle_plugin.common.command_line import Parser
+from eagle_plugin.common.command_line import Parser, positive_number
 from eagle_plugin.heads.checkpoint import HeadInfo, check_head
 from eagle_plugin.heads.export import save_head, warn_of_biases
 from eagle_plugin.heads.files import HeadError, read_config, text_config
@@ -32,6 +32,7 @@ EXAMPLES = """\
 examples:
   eagle-plugin export ./EAGLE3-LLaMA3.1 out/head --target ./Llama-3.1-8B-Instruct
   eagle-plugin export out/head out/head-fp32 --target ./Llama-3.1-8B-Instruct --dtype float32
+  eagle-plugin export ./head out/head --target ./Llama-3.1-8B-Instruct --window 512
   eagle-plugin check ./Llama-3.1-8B-Instruct ./head       which aux layers was this head trained on?
   eagle-plugin export ./head out/head --target ./Llama-3.1-8B-Instruct --aux-layers 2,16,29
 
@@ -58,6 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         found = _with_layers(found, aux, head, target)
     interpretation = _choose(found, aux, norm, head)
     loaded = load_any_head(head, target, interpretation=interpretation)
+    if arguments.window is not None:
+        loaded.set_window(arguments.window)
     notes = {k: v for k, v in manifest.items() if k not in ("format", "kind", "aux_layers", "target")}
     if "name" in manifest.get("target", {}):
         notes["target_name"] = manifest["target"]["name"]
@@ -95,6 +98,13 @@ def _parser() -> argparse.ArgumentParser:
         "--norm-output",
         choices=("yes", "no"),
         help="whether the next draft step takes the normed state, where config.json does not decide it (SpecForge: no)",
+    )
+    parser.add_argument(
+        "--window",
+        type=positive_number,
+        metavar="N",
+        help="let each row of the head see the last N keys, its own among them: drafts of long contexts may be better, "
+        "also of a head that was trained without",
     )
     parser.add_argument("--dtype", choices=tuple(DTYPES), help="of the weights (default: as they are)")
     return parser

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from eagle_plugin.heads.files import HeadError
 from eagle_plugin.heads.kinds import HeadSpec
+from eagle_plugin.heads.other_layouts import SLIDING
 from eagle_plugin.heads.target_files import TargetFiles
 
 Norms = Literal["3.0", "3.1", "before_fc"]
@@ -24,6 +25,11 @@ NORM_KEYS: dict[Norms, dict[str, bool]] = {
 }
 
 
+def window_keys(window: int | None, layers: int) -> dict[str, Any]:
+    """The keys of config.json that let each row of a head see the last `window` keys, its own among them."""
+    return {} if window is None else {"layer_types": [SLIDING] * layers, "sliding_window": window}
+
+
 def new_head_config(
     spec: HeadSpec,
     target: TargetFiles,
@@ -36,8 +42,8 @@ def new_head_config(
 ) -> dict[str, Any]:
     """The keys of a head's config.json that all kinds share; what is None follows from the target.
 
-    A head has no biases, no q and k norms, no sliding window and full rotary positions whatever its target has: this
-    is what both engines' classes for heads compute.
+    A head has no biases, no q and k norms, no window of its target and full rotary positions: this is what both
+    engines' classes for heads compute.
 
     Raises:
         HeadError: the sizes do not go together.

@@ -79,6 +79,7 @@ SWITCHES = {
     "use_mtp_layernorm": False,
     "next_layer_regular": True,
 }
+SLIDING = "sliding_attention"  # of layer_types
 
 
 def refuse_other_layout(names: Iterable[str], config: Mapping[str, Any], folder: Path) -> None:
@@ -89,6 +90,7 @@ def refuse_other_layout(names: Iterable[str], config: Mapping[str, Any], folder:
     Raises:
         HeadError: for the first such part.
     """
+    names = list(names)
     if (found := find_part(names)) is not None:
         name, part = found
         why = part.served or "because no class for EAGLE heads computes anything else; use or train such a head"
@@ -96,7 +98,8 @@ def refuse_other_layout(names: Iterable[str], config: Mapping[str, Any], folder:
             f"{folder} has {name}, which is {part.what} ({part.origin}), wanted only the tensors of Llama layers"
             f"{'; ' if part.served else ', '}{why}"
         )
-    for key, value in (*switches(config), *windows(config)):
+    unread = windows(config) if any("hidden_norm" in name for name in names) else all_windows(config)
+    for key, value in (*switches(config), *unread):
         raise HeadError(
             f"{folder} has {key} {value}, wanted {computed(key)}, because {_reader(key)}; use or train a head without "
             "this option"
@@ -122,7 +125,20 @@ def switches(config: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
         yield "eagle_config.parallel_draft_step", step
 
 
+def window_of(config: Mapping[str, Any]) -> int | None:
+    """How many keys a row of an EAGLE-3 head sees, its own and the last before it; None: all, or not the same in all
+    layers. As vLLM's classes read config.json."""
+    kinds, window = config.get("layer_types"), config.get("sliding_window")
+    is_sliding = isinstance(kinds, list) and bool(kinds) and all(kind == SLIDING for kind in kinds)
+    return window if is_sliding and type(window) is int and window > 0 else None
+
+
 def windows(config: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
+    """The keys of windows that neither the modules here nor the plugin's class for SGLang computes."""
+    return () if window_of(config) is not None else all_windows(config)
+
+
+def all_windows(config: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
     """The keys that let a layer of the head see the last tokens alone: vLLM's classes read layer_types."""
     if config.get("use_sliding_window"):
         yield "use_sliding_window", True
@@ -133,14 +149,17 @@ def windows(config: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
 
 def _reader(key: str) -> str:
     if key == "layer_types":
-        return "SGLang's class for EAGLE heads does not read the key, and vLLM's does"
+        return (
+            "SGLang's class for EAGLE heads does not read the key, and the plugin's reads one window of all layers "
+            "(sliding_window) of an EAGLE-3 head"
+        )
     return "the engines' classes for EAGLE heads do not read the key"
 
 
 def computed(key: str) -> Any:
     """What the engines' classes compute in place of what this key says."""
     if key == "layer_types":
-        return "full_attention in every layer"
+        return "full_attention in every layer, or one window in all"
     return SWITCHES.get(key.removeprefix("eagle_config."), 1 if key.endswith("step") else False)
 
 

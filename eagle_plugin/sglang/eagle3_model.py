@@ -1,4 +1,4 @@
-"""SGLang's class for EAGLE-3 heads, which also keeps what a P-EAGLE head has more: the engine's drops it in silence."""
+"""SGLang's class for EAGLE-3 heads, which also keeps what the engine's drops in silence: a mask and a window."""
 
 from __future__ import annotations
 
@@ -11,13 +11,26 @@ from sglang.srt.models.registry import ModelRegistry
 from torch import Tensor
 
 from eagle_plugin.heads.files import HeadError, canonical_name, check_mask_token, read_mask_token
+from eagle_plugin.heads.other_layouts import window_of
 from eagle_plugin.runtime.parallel_levels import MaskRow
 
 
 class Eagle3Head(LlamaForCausalLMEagle3):
-    """The engine's class; `mask` is what masked rows read if the checkpoint is of a P-EAGLE head."""
+    """The engine's class; `mask` is what masked rows read if the checkpoint is of a P-EAGLE head.
+
+    A window of config.json counts where ``--speculative-draft-window-size`` names none.
+    """
 
     mask: MaskRow | None = None
+    _draft_window_size: int | None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        window = window_of(vars(self.config))
+        if window is not None and self._draft_window_size is None:
+            self._draft_window_size = window - 1  # SGLang counts the keys before a row's own
+            for layer in self.model.layers:
+                layer.self_attn.attn.sliding_window_size = self._draft_window_size
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Load a checkpoint, or new weights in place of some of it.

@@ -94,7 +94,7 @@ CONTRACT: Contract = {
         **attributes("world_size rank_in_group cpu_group"),
     },
     # Memory and attention.
-    "sglang.srt.layers.radix_attention.RadixAttention": attributes("k_scale v_scale"),
+    "sglang.srt.layers.radix_attention.RadixAttention": attributes("k_scale v_scale sliding_window_size"),
     "sglang.srt.layers.attention.base_attn_backend.AttentionBackend": {
         "forward": "self q k v layer forward_batch save_kv_cache ..."
     },
@@ -129,6 +129,6 @@ CONTRACT: Contract = {
     },
     "sglang.srt.models.llama_eagle3.LlamaForCausalLMEagle3": {
         "load_weights": "self weights",
-        **attributes("config model"),
+        **attributes("config model _draft_window_size get_attention_sliding_window_size"),
     },
 }

@@ -101,7 +101,6 @@ _FLAGS: tuple[tuple[str, tuple[Any, ...], str], ...] = (
     ("speculative_accept_threshold_single", (1.0, None), "it changes the output's distribution"),
     ("speculative_accept_threshold_acc", (1.0, None), "it changes the output's distribution"),
     ("speculative_token_map", (None,), "EAGLE-2 token maps are not served yet"),
-    ("speculative_draft_window_size", (None,), "a draft window is not served yet"),
     ("enable_return_routed_experts", (False, None), "it is part of the engine's own forward"),
     ("enable_return_indexer_topk", (False, None), "it is part of the engine's own forward"),
     ("enable_eplb", (False, None), "it is part of the engine's own forward"),
@@ -121,6 +120,11 @@ def unsupported_flags(arguments: Any) -> list[str]:
     if arguments.device == "cpu" and drafts in NAMES:
         reasons.append(
             f"--speculative-draft-kv-cache-dtype {drafts} with --device cpu: only the model's own dtype is served there"
+        )
+    if arguments.speculative_draft_window_size is not None and arguments.speculative_algorithm == "EAGLE":
+        reasons.append(
+            f"--speculative-draft-window-size {arguments.speculative_draft_window_size}: it is served with EAGLE-3 and "
+            "P-EAGLE heads"
         )
     for name, served, why in _FLAGS:
         value = getattr(arguments, name)

@@ -4,7 +4,8 @@ accepted tokens, in which masked rows come after them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any, NamedTuple
 
 import torch
@@ -121,6 +122,18 @@ class CacheGroupsError(UserError):
     """The head's layers have KV caches of several groups."""
 
 
+def keep_all_keys(layers: Mapping[str, Any], own: AbstractSet[str]) -> None:
+    """Give a head with a window caches of the target's kind, where no layer of the target has a window.
+
+    layers: of both models, by name; own: the head's. vLLM would make groups of as many layers as have a window: 31 of
+    one layer for a target of 30. The window itself is computed by our attention, which has it on record.
+    """
+    windows = {name for name, layer in layers.items() if getattr(layer, "sliding_window", None) is not None}
+    if windows <= own:
+        for name in windows:
+            layers[name].sliding_window = None  # read for the kind of the cache alone
+
+
 class HeadForwards:
     """The forwards of a head that one of vLLM's classes has loaded; a subclass of both gives the attributes."""
 
@@ -152,6 +165,7 @@ class HeadForwards:
             if isinstance(module, BaseLayerWithLoRA):
                 parent, _, own_name = name.rpartition(".")
                 setattr(self.model.get_submodule(parent), own_name, module.base_layer)
+        keep_all_keys(self.vllm_config.compilation_config.static_forward_context, self._draft_attn_layer_names)
         use_int8_output(self.model)
         offsets = getattr(self.model, "draft_id_to_target_id", None)
         self._draft_to_target = None

@@ -21,6 +21,7 @@ from eagle_plugin.heads.draft_head import DraftHead
 from eagle_plugin.heads.export import save_head
 from eagle_plugin.heads.files import HeadError
 from eagle_plugin.heads.load import load_any_head
+from eagle_plugin.heads.new_config import window_keys
 
 AUX = "eagle_aux_hidden_state_layer_ids"
 DRAFT_IDS = torch.arange(10, 138)
@@ -28,6 +29,7 @@ HEADS: dict[str, dict[str, Any]] = {
     "eagle2": {"kind": "eagle2"},
     "eagle3": {"kind": "eagle3", "draft_ids": DRAFT_IDS},
     "eagle3 custom": {"kind": "eagle3", "norms": "3.0", "aux_layers": (1, 4, 6), "layers": 2},
+    "eagle3 window": {"kind": "eagle3", "window": 48, "layers": 2, "draft_ids": DRAFT_IDS},
     "peagle": {"kind": "peagle", "layers": 2, "draft_ids": DRAFT_IDS, "mask_token_id": 3},
 }
 
@@ -51,6 +53,7 @@ def test_loading_and_saving_changes_no_byte(name: str, dtype: torch.dtype, tiny_
     assert digests(tmp_path / "a") != digests(tmp_path / "b")
     info = check_head(tiny_target, tmp_path / "a", algorithm=head.spec.algorithm)
     assert (info.kind, info.aux_layer_ids) == (head.kind, head.aux_layers)
+    assert again.window == HEADS[name].get("window")
 
 
 def exported(folder: Path, name: str, target: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
@@ -114,6 +117,7 @@ def test_never_copied(name: str, tmp_path: Path, tiny_target: Path) -> None:
     assert {key: written[key] for key in misleading if key in written} == {
         "tie_word_embeddings": False,
         "attention_bias": False,
+        **window_keys(HEADS[name].get("window"), 2),  # of the head's own
     }
     assert {n for n in weights if n.endswith("bias")} <= {"fc.bias"}
 

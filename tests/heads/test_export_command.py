@@ -11,6 +11,7 @@ from trained_heads import rename, rewrite, trained_head
 from eagle_plugin.cli import main
 from eagle_plugin.heads.checkpoint import check_head
 from eagle_plugin.heads.export import save_head
+from eagle_plugin.heads.load import load_any_head
 from eagle_plugin.heads.manifest import read_manifest
 
 AUX = "eagle_aux_hidden_state_layer_ids"
@@ -80,3 +81,19 @@ def test_our_own_head_keeps_its_manifest(head: Path, tiny_target: Path, tmp_path
 def test_onto_itself(head: Path, tiny_target: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["export", str(head), str(head), "--target", str(tiny_target)]) == 2
     assert "is the head itself" in capsys.readouterr().err
+
+
+def test_a_window(head: Path, tiny_target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As vLLM reads it; a head that has one keeps it, and one that has a window of its own can get another."""
+    command = ["--target", str(tiny_target)]
+    assert main(["export", str(head), str(tmp_path / "out"), *command, "--window", "64"]) == 0
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert (config["layer_types"], config["sliding_window"]) == (["sliding_attention"], 64)
+    assert main(["export", str(tmp_path / "out"), str(tmp_path / "again"), *command]) == 0
+    assert load_any_head(tmp_path / "again", tiny_target).window == 64
+    assert main(["export", str(tmp_path / "out"), str(tmp_path / "other"), *command, "--window", "7"]) == 0
+    assert load_any_head(tmp_path / "other", tiny_target).window == 7
+    capsys.readouterr()
+    with pytest.raises(SystemExit):
+        main(["export", str(head), str(tmp_path / "none"), *command, "--window", "0"])
+    assert "--window" in capsys.readouterr().err

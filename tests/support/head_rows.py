@@ -247,11 +247,18 @@ ROWS: dict[str, Row] = {
     "norms of EAGLE-3.1": Row(norms, "plugin", "plugin", True, True),
     "one norm before fc": Row(norm_before_fc, "plugin", "plugin", True, True),
     "norm_before_residual": Row(norm_before_residual, "plugin", "plugin", True, True, right_in_sglang=False),
-    "a window of one token": Row(window, "plugin", "plugin", True, True, right_in_sglang=False),
+    "a window of one token": Row(window, "plugin", "plugin", True, True),
     "the same head without its window": Row(
         _together(window, config(layer_types=...)), "plugin", "plugin", True, True, right=False, right_in_sglang=False
     ),
     "two layers": Row(second_layer("hidden_norm", "input_layernorm"), "plugin", "plugin", True, True),
+    "a window in one of two layers": Row(
+        _together(
+            second_layer("hidden_norm", "input_layernorm"),
+            config(layer_types=["sliding_attention", "full_attention"], sliding_window=64),
+        ),
+        "plugin", "plugin", True, True,
+    ),
     "biases of q, k, v": Row(qkv_biases, "plugin", "plugin", True, True),
     "norms of q and k": Row(qk_norms, "plugin", "is not a Llama draft head", True, False),
     "YaRN": Row(rope(**YARN), "plugin", "plugin", True, True),

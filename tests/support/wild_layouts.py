@@ -192,7 +192,7 @@ LAYOUTS: dict[str, Layout] = {
         speculators("eagle3", {"layer_types": ["sliding_attention"], "sliding_window": 32}, norm_before_residual=False),
         lambda r: r.eagle3("layers.0"),
         EXPORT,
-        ("layer_types ['sliding_attention']", "wanted full_attention"),
+        CONVERTED,
     ),
     "speculators, trained embedding": Layout(
         "vllm-project/speculators eagle3/config.py: embed_requires_grad",

@@ -21,7 +21,7 @@ def draft_as_engine(head: PEagleHead, ids: Tensor, aux: Tensor, anchor: int) -> 
     tokens = torch.cat([ids[1 : verified + 1], ids.new_full((masked,), head.mask_token_id)])
     hidden = torch.cat([head.fuse(aux[:verified]), head.mask_state().expand(masked, -1)])
     rows = verified + masked
-    visible = torch.ones(rows, rows, dtype=torch.bool).tril()
+    visible = torch.ones(rows, rows, dtype=torch.bool).tril().triu(1 - (head.window or rows))
     states, _ = head(head.embed(tokens), hidden, torch.arange(rows), visible)
     return states[anchor:]
 
@@ -33,8 +33,10 @@ def all_rows(batch: Batch) -> MaskedRows:
 
 @pytest.mark.parametrize("layers", [1, 3])
 @pytest.mark.parametrize("norms", [{}, {"fc_norm": True, "norm_output": True}], ids=["3.0", "3.1"])
-def test_equals_the_engines_order(layers: int, norms: dict[str, bool]) -> None:
+@pytest.mark.parametrize("window", [None, 5])
+def test_equals_the_engines_order(layers: int, norms: dict[str, bool], window: int | None) -> None:
     head = peagle_head(num_hidden_layers=layers, **norms)
+    head.window = window
     batch = random_documents([(4, 7), (2, 9)])
     assert batch.aux is not None
     states = parallel_states(head, batch, all_rows(batch))

@@ -17,7 +17,7 @@ from eagle_plugin.learning.train import unroll as module
 from eagle_plugin.learning.train.batches import Batch
 from eagle_plugin.learning.train.unroll import unroll
 
-STEPS = 4
+STEPS, WINDOW = 4, 6
 HEADS: dict[str, Callable[[], Any]] = {
     "eagle3-3.0": lambda: eagle3_head(),
     "eagle3-3.1": lambda: eagle3_head(fc_norm=True, norm_output=True),
@@ -35,6 +35,10 @@ HEADS: dict[str, Callable[[], Any]] = {
         max_position_embeddings=256,
     ),
     "eagle3-two-layers": lambda: eagle3_head(num_hidden_layers=2),
+    "eagle3-window": lambda: eagle3_head(layer_types=["sliding_attention"], sliding_window=WINDOW),
+    "eagle3-window-two-layers": lambda: eagle3_head(
+        num_hidden_layers=2, layer_types=["sliding_attention"] * 2, sliding_window=WINDOW
+    ),
     "eagle2": lambda: eagle2_head(),
     "eagle2-two-layers": lambda: eagle2_head(num_hidden_layers=2),
 }
@@ -48,18 +52,18 @@ def batch() -> Batch:
 @torch.no_grad()
 def draft(head: DraftHead, ids: Tensor, features: Tensor, anchor: int) -> list[Tensor]:
     """Decode like an engine: the verified rows in one call, then one row per draft over a growing cache."""
-    prefix = anchor + 1
+    prefix, window = anchor + 1, head.window or len(ids)
     states, past = head(
         head.embed(ids[1 : prefix + 1]),
         head.fuse(features[:prefix]),
         torch.arange(prefix),
-        torch.ones(prefix, prefix, dtype=torch.bool).tril(),
+        torch.ones(prefix, prefix, dtype=torch.bool).tril().triu(1 - window),
     )
     drafted = [states[-1]]
     for k in range(1, STEPS):
         position = torch.tensor([anchor + k])
         token = ids[anchor + 1 + k : anchor + 2 + k]
-        visible = torch.ones(1, prefix + k, dtype=torch.bool)
+        visible = torch.arange(prefix + k)[None] > anchor + k - window
         states, past = head(head.embed(token), drafted[-1][None], position, visible, past)
         drafted.append(states[0])
     return drafted
@@ -85,6 +89,17 @@ def test_equals_a_real_draft_from_every_row(name: str, batch: Batch) -> None:
     assert largest_difference(HEADS[name](), batch) < 2e-5
 
 
+def test_the_window_counts(batch: Batch) -> None:
+    """Control: the same head without its window drafts otherwise."""
+    with_window = HEADS["eagle3-window"]()
+    states = unroll(with_window, batch, STEPS, torch.float32)
+    with_window.window = None
+    assert (
+        max((a - b).abs().max() for a, b in zip(states, unroll(with_window, batch, STEPS, torch.float32), strict=True))
+        > 1e-2
+    )
+
+
 @pytest.mark.parametrize("name", ["eagle3-3.0", "eagle2"])
 class TestControls:
     """Wrong ways to unroll, which the comparison must find."""
@@ -108,7 +123,7 @@ class TestControls:
 
     def test_documents_that_see_each_other(self, name: str, batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
         packing = module.Packing
-        monkeypatch.setattr(module, "Packing", lambda starts: packing(starts[[0, -1]]))
+        monkeypatch.setattr(module, "Packing", lambda starts, window: packing(starts[[0, -1]], window))
         assert largest_difference(HEADS[name](), batch) > 1e-2
 
 

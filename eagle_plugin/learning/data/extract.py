@@ -20,7 +20,7 @@ from rich.table import Table
 from eagle_plugin.common.allocator import reuse_memory
 from eagle_plugin.common.atomic_io import inherit_privacy
 from eagle_plugin.common.command_end import end_of
-from eagle_plugin.common.command_line import Parser
+from eagle_plugin.common.command_line import Parser, positive_number
 from eagle_plugin.common.devices import check_device, fast_dtype
 from eagle_plugin.common.file_digests import hash_file
 from eagle_plugin.common.progress import ProgressBars, report_progress
@@ -212,13 +212,13 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--dtype", choices=DTYPES, help="of the target (bfloat16; float32 on a CPU without instructions for bfloat16)"
     )
     parser.add_argument(
-        "--max-length", type=_positive, default=2048, metavar="N", help="tokens per row; more are cut (2048)"
+        "--max-length", type=positive_number, default=2048, metavar="N", help="tokens per row; more are cut (2048)"
     )
     parser.add_argument(
-        "--batch-tokens", type=_positive, default=4096, metavar="N", help="tokens per batch, with padding (4096)"
+        "--batch-tokens", type=positive_number, default=4096, metavar="N", help="tokens per batch, with padding (4096)"
     )
     parser.add_argument(
-        "--shard-mib", type=_positive, default=SHARD_BYTES // MIB, metavar="N", help="MiB per shard (256)"
+        "--shard-mib", type=positive_number, default=SHARD_BYTES // MIB, metavar="N", help="MiB per shard (256)"
     )
     parser.add_argument(
         "--rank", type=int, metavar="R", help="this process takes row R, R + W, ... (default: torchrun's)"
@@ -234,13 +234,6 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--device", metavar="NAME", help="cpu, cuda or cuda:N (default: a GPU if there is one)")
     return parser.parse_args(argv)
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is not 1 or more")
-    return value
 
 
 if __name__ == "__main__":

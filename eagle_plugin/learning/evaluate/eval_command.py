@@ -18,7 +18,7 @@ from rich.table import Table
 
 from eagle_plugin.common.allocator import reuse_memory
 from eagle_plugin.common.atomic_io import write_output
-from eagle_plugin.common.command_line import Parser
+from eagle_plugin.common.command_line import Parser, positive_number
 from eagle_plugin.common.devices import check_device, fast_dtype
 from eagle_plugin.common.progress import ProgressBars, report_progress
 from eagle_plugin.heads.draft_head import DraftHead
@@ -70,8 +70,12 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--sets", nargs="+", choices=list(SETS), default=list(SETS), help="held-out sets (all)")
     source.add_argument("--rows", type=Path, metavar="FILE", help="token rows of `eagle-plugin data generate`")
-    parser.add_argument("--prompts", type=_positive, default=40, metavar="N", help="prompts of each set (%(default)s)")
-    parser.add_argument("--tokens", type=_positive, default=128, metavar="N", help="longest response (%(default)s)")
+    parser.add_argument(
+        "--prompts", type=positive_number, default=40, metavar="N", help="prompts of each set (%(default)s)"
+    )
+    parser.add_argument(
+        "--tokens", type=positive_number, default=128, metavar="N", help="longest response (%(default)s)"
+    )
     parser.add_argument("--temperatures", type=_temperature, nargs="+", default=[0.0, 1.0], metavar="T", help="(0 1)")
     parser.add_argument(
         "--dtype",
@@ -82,12 +86,6 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="of responses and drafts at temperatures above 0")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the accept lengths to this file")
     return parser.parse_args(argv)
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a whole number above 0")
-    return int(text)
 
 
 def _temperature(text: str) -> float:

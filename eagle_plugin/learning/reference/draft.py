@@ -32,9 +32,9 @@ class HeadPrefill(NamedTuple):
 def prefill_head(head: DraftHead, tokens: list[int], features: Tensor) -> HeadPrefill:
     """Run the head over a text; features [len(tokens) - 1 or more, F] are the target's."""
     n, device = len(tokens) - 1, head.embedding.device
-    causal = torch.ones(n, n, dtype=torch.bool, device=device).tril()
     ids, rows = torch.tensor(tokens[1:], device=device), torch.arange(n, device=device)
-    return HeadPrefill(*head(head.embed(ids), head.fuse(features[:n]), rows, causal))
+    visible = head.in_window(rows, rows).tril()
+    return HeadPrefill(*head(head.embed(ids), head.fuse(features[:n]), rows, visible))
 
 
 def draft_tree(
@@ -112,7 +112,7 @@ class DraftTail:
     def __init__(self, head: DraftHead, prefill: HeadPrefill, roots: Tensor, steps: int) -> None:
         self.head, self.roots = head, roots
         self.n = len(prefill.states)
-        self.text = (torch.arange(self.n, device=roots.device) < roots[:, None])[:, None]  # [b, 1, n]
+        self.rows = torch.arange(self.n, device=roots.device)  # of the text
         self.past = [KeyValues(*(x.expand(len(roots), *x.shape) for x in layer)) for layer in prefill.past]
         self.current = prefill.states[roots - 1][:, None]  # [b, rows, H] of the nodes whose children come next
         self.depths = None if head.mask_token_id is None else self._read_masks(head, head.mask_token_id, steps - 1)
@@ -135,9 +135,14 @@ class DraftTail:
         own = (frontier.ancestors[:, :, None] >> slots & 1).bool()  # [b, rows, slots]
         hidden = self.current.gather(1, frontier.parent_rows[:, :, None].expand(b, rows, self.current.shape[-1]))
         positions = (self.roots + level - 2)[:, None].expand(b, rows)  # the root's row is root - 1
-        visible = torch.cat([self.text.expand(b, rows, self.n), own], -1)
+        visible = torch.cat([self._visible_text(positions), own], -1)
         self.current, self.past = head(head.embed(frontier.tokens), hidden, positions, visible, self.past)
         return self.current
+
+    def _visible_text(self, positions: Tensor) -> Tensor:
+        """The rows of the text that rows after the roots see: positions [b, rows] -> [b, rows, n] bool."""
+        before = self.rows < self.roots[:, None]
+        return before[:, None] & self.head.in_window(positions, self.rows)
 
     def _read_masks(self, head: DraftHead, token: int, n: int) -> Tensor:
         """The states [b, n, H] of n mask tokens after each root, read in one pass."""
@@ -146,7 +151,7 @@ class DraftTail:
         hidden = head.mask_state().expand(b, n, -1)
         positions = self.roots[:, None] + torch.arange(n, device=device)
         causal = torch.ones(n, n, dtype=torch.bool, device=device).tril().expand(b, n, n)
-        visible = torch.cat([self.text.expand(b, n, self.n), causal], -1)
+        visible = torch.cat([self._visible_text(positions), causal], -1)
         return head(head.embed(masks), hidden, positions, visible, self.past)[0]
 
 

@@ -42,7 +42,10 @@ def make_head(settings: TrainRecipe, aux_layers: tuple[int, ...]) -> DraftHead:
     options, target = settings.head, settings.target
     ids = None if options.vocabulary is None else load_draft_vocabulary(options.vocabulary)[0]
     if options.start is not None:
-        return _existing_head(settings, options.start, ids)
+        head = _existing_head(settings, options.start, ids)
+        if options.window is not None:
+            head.set_window(options.window)
+        return head
     head = new_head(options.kind, target, ids, aux_layers=aux_layers or None, seed=settings.seed, **options.shape())
     _check_takes_vocabulary(head, options.vocabulary)
     return head
@@ -58,8 +61,7 @@ def _existing_head(settings: TrainRecipe, start: Path, ids: Tensor | None) -> Dr
     if options.kind not in ("auto", head.kind):
         grown = {"layers": options.layers, "mask_token_id": options.mask_token_id}
         return continue_as(options.kind, head, target, seed=settings.seed, **grown)
-    if options.shape():
-        own = ", ".join(options.shape())
+    if own := ", ".join(key for key in options.shape() if key != "window"):
         raise TrainError(f"{start} is a head of kind {head.kind} and has its own {own}; leave these keys out")
     return head
 
@@ -83,7 +85,16 @@ def check_features(head: DraftHead, aux_layers: tuple[int, ...]) -> None:
 
 
 def make_objective(settings: TrainRecipe, head: DraftHead, readout: Readout, device: torch.device) -> Objective:
-    """The objective of the first phase on a device; readout: of the target, in any dtype."""
+    """The objective of the first phase on a device; readout: of the target, in any dtype.
+
+    Raises:
+        TrainError: the head's window is too short for the draft steps.
+    """
+    if head.window is not None and head.window <= settings.depths:
+        raise TrainError(
+            f"the head sees {head.window} keys and a phase has {settings.depths} draft steps, wanted a window of more "
+            "keys than steps: each step's own key is one of them; raise head.window"
+        )
     first = objective_settings(settings, settings.phases[0].steps, METHODS[head.spec.objective].default_decay)
     bias = None if readout.bias is None else readout.bias.to(device, first.dtype)
     readout = Readout(readout.weight.to(device, first.dtype), bias, readout.factor, readout.softcap)

@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from eagle_plugin.heads.draft_head import DraftHead
 from eagle_plugin.heads.peagle import PEagleHead
 from eagle_plugin.learning.train.attention import Packing, attend
 from eagle_plugin.learning.train.batches import Batch
@@ -60,13 +61,14 @@ def sample_masked_rows(
     return MaskedRows(anchor[order], depths[order])
 
 
-def visible_rows(rows: MaskedRows, first: int, count: int) -> Tensor:
+def visible_rows(rows: MaskedRows, first: int, count: int, head: DraftHead) -> Tensor:
     """What masked rows of one document attend to: [S, count + S] bool.
 
     The verified rows first .. first + count - 1 of the batch come before the masked rows themselves.
     """
     anchor, depth = rows
-    verified = torch.arange(first, first + count, device=anchor.device) <= anchor[:, None]
+    keys = torch.arange(first, first + count, device=anchor.device)
+    verified = (keys <= anchor[:, None]) & head.in_window(anchor + depth, keys)
     own_chain = (anchor[:, None] == anchor) & (depth[:, None] >= depth)
     return torch.cat([verified, own_chain], 1)
 
@@ -80,7 +82,7 @@ class ParallelPass:
         self.head, self.batch = head, batch
         self.layers = [Layer(layer, dtype) for layer in head.layers]
         following = F.pad(batch.ids[1:], (0, 1))
-        packing = Packing(batch.starts)
+        packing = Packing(batch.starts, head.window)
         x = fuse(head, batch.aux, dtype)
         self.table = RotaryTable(head, int(batch.starts.diff().max()) + depths, x)
         rotation = self.table.at(batch.positions)
@@ -122,7 +124,7 @@ class ParallelPass:
         sizes = [b - a for a, b in zip(edges, edges[1:], strict=False)]
         context = [b - a for a, b in zip(starts, starts[1:], strict=False)]
         masks = [
-            visible_rows(MaskedRows(rows.anchor[a:b], rows.depth[a:b]), start, count) if b > a else None
+            visible_rows(MaskedRows(rows.anchor[a:b], rows.depth[a:b]), start, count, self.head) if b > a else None
             for a, b, start, count in zip(edges, edges[1:], starts, context, strict=False)
         ]
 

@@ -53,6 +53,7 @@ class HeadSettings(_Section):
     norms: Literal["3.0", "3.1", "before_fc"] | None = None
     init: Literal["target", "random"] | None = None
     mask_token_id: Annotated[int, Field(ge=0)] | None = None  # P-EAGLE
+    window: Positive | None = None  # keys that a row of the head sees; default: all, or those of `from`
     vocabulary: UserPath | None = None  # of `data vocabulary`; default: all tokens, or those of `from`
 
     @model_validator(mode="after")
@@ -60,7 +61,7 @@ class HeadSettings(_Section):
         if self.start is not None:
             # A head of another kind may start from it, with what only that kind has.
             free = {"kind", "layers", "mask_token_id"} if self.kind != "auto" else set()
-            fixed = sorted(self.model_fields_set - {"start", "vocabulary"} - free)
+            fixed = sorted(self.model_fields_set - {"start", "vocabulary", "window"} - free)
             if fixed:
                 raise ValueError(f"an existing head (`from`) has its own {', '.join(fixed)}; leave these keys out")
         return self

@@ -60,7 +60,7 @@ def unroll(head: DraftHead, batch: Batch, steps: int, dtype: torch.dtype, noise:
     embeds = F.embedding(batch.ids, head.embedding).to(dtype)
     layers = [Layer(layer, dtype) for layer in head.layers]
     table = RotaryTable(head, int(batch.starts.diff().max()) + steps, embeds)
-    packing = Packing(batch.starts)
+    packing = Packing(batch.starts, head.window)
     if layers[0].embed is not None:  # the first layer reads the embedding
         assert batch.aux is not None
         hidden, bottom = fuse(head, batch.aux, dtype), None

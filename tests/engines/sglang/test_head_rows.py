@@ -40,6 +40,18 @@ def test_the_plugin_serves(name: str, models: tuple[Path, Path], tmp_path: Path)
 
 
 @pytest.mark.server
+@pytest.mark.matrix  # `test_the_plugin_serves` has a window of config.json, which is set at the same place
+def test_the_windows_flag_comes_before_the_heads_window(models: tuple[Path, Path], tmp_path: Path) -> None:
+    """SGLang counts the keys before a row's own: with two keys in place of one the drafts of this head are poor."""
+    head = head_rows.write_row("a window of one token", models[1])
+    spec = tiny_spec(models[0], head, extra_flags=("--speculative-draft-window-size", "1"))
+    with serving([tiny_spec(models[0]), spec], tmp_path) as servers:
+        plain, served = (generate_all(server, PROMPTS, TOKENS, 1) for server in servers)
+        assert responses(served) == responses(plain)
+        assert accept_length(served) < 2.3
+
+
+@pytest.mark.server
 @pytest.mark.matrix  # what SGLang alone does with the same heads: no line of the plugin runs
 @pytest.mark.parametrize("name", [name for name, row in ROWS.items() if row.stock_sglang])
 def test_sglang_alone(name: str, models: tuple[Path, Path], tmp_path: Path) -> None:

@@ -34,12 +34,21 @@ SERVED = {
     "speculative_num_steps": 3,
     "speculative_eagle_topk": 4,
     "speculative_num_draft_tokens": 16,
+    "speculative_algorithm": "EAGLE3",
+    "speculative_draft_window_size": None,
 }
 
 
 def test_the_usual_flags_are_served():
     assert support.unsupported_flags(SimpleNamespace(**SERVED)) == []
     assert support.unsupported_flags(SimpleNamespace(**(SERVED | {"tp_size": 8}))) == []
+
+
+def test_a_draft_window_is_served_with_eagle3_heads():
+    flags = SERVED | {"speculative_draft_window_size": 512}
+    assert support.unsupported_flags(SimpleNamespace(**flags)) == []
+    (reason,) = support.unsupported_flags(SimpleNamespace(**(flags | {"speculative_algorithm": "EAGLE"})))
+    assert "--speculative-draft-window-size 512" in reason
 
 
 def test_every_flag_is_one_of_the_engines():
@@ -132,7 +141,7 @@ def check_launch(monkeypatch):
 
     def check(target: Path, head: Path, algorithm: str = "EAGLE3") -> None:
         folders = {"model_path": str(target), "speculative_draft_model_path": str(head)}
-        preflight.check_launch(SimpleNamespace(**SERVED, **folders, speculative_algorithm=algorithm))
+        preflight.check_launch(SimpleNamespace(**SERVED | folders | {"speculative_algorithm": algorithm}))
 
     return check
 

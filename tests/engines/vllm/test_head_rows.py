@@ -37,6 +37,12 @@ def test_the_plugin_serves(name: str, models: tuple[Path, Path], plain: list[lis
         assert (found > 2.5) == ROWS[name].right, found  # trees of two levels: at most 3
 
 
+@pytest.mark.matrix  # a start of an engine; the text and the drafts of this head are in the test above
+def test_a_window_of_the_head_alone_makes_no_groups_of_caches(models: tuple[Path, Path]) -> None:
+    with engine(models[0], head_rows.write_row("a window of one token", models[1])) as llm:
+        assert len(runner(llm).kv_cache_config.kv_cache_groups) == 1
+
+
 @pytest.mark.matrix  # the class for norms of q and k has masked rows too
 def test_a_p_eagle_head_with_norms_of_q_and_k(
     models: tuple[Path, Path], plain: list[list[int]], tmp_path: Path
