@@ -6,10 +6,12 @@ from typing import Any
 
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
+from sglang.srt.runtime_context import get_parallel
 from torch import Tensor
 
 from eagle_plugin.sglang.attention import TreeAttention
 from eagle_plugin.sglang.batch import RoundBatch
+from eagle_plugin.sglang.data_parallel import spread_rows
 from eagle_plugin.sglang.releases import forward_of
 
 
@@ -19,6 +21,7 @@ class TreeForward:
     def __init__(self, runner: Any, attention: TreeAttention) -> None:
         self._runner, self._attention = runner, attention
         self._has_axes: bool = runner.model_config.model_is_mrope
+        self._replicas: int = get_parallel().attn_dp_size  # 1 for a head, which is made inside the drafter's context
 
     def __call__(
         self,
@@ -52,6 +55,8 @@ class TreeForward:
         )
         if self._has_axes:
             forward_batch.mrope_positions = batch.rotary_axes(positions)
+        if self._replicas > 1:
+            spread_rows(self._runner, forward_batch, self._replicas)
         model = self._runner.model
         with forward_of(model, self._attention, forward_batch):
             return model.forward(tokens, positions, forward_batch)

@@ -44,6 +44,10 @@ class TargetOutput(NamedTuple):
     features: Tensor  # [B * W, H of the features that the head reads]
     linear: LinearTrees | None = None  # of a target with layers that keep a state
 
+    def first(self, rows: int) -> TargetOutput:
+        """The same of the first nodes alone: views."""
+        return self._replace(logits=self.logits[:rows], features=self.features[:rows])
+
 
 class TreeVerifier:
     """Verification against one target worker of SGLang (``TpModelWorker``)."""
