@@ -6,7 +6,6 @@ from typing import Any
 
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
-from sglang.srt.runtime_context import get_parallel
 from torch import Tensor
 
 from eagle_plugin.sglang.attention import TreeAttention
@@ -18,10 +17,10 @@ from eagle_plugin.sglang.releases import forward_of
 class TreeForward:
     """The forwards of one SGLang ``ModelRunner`` over trees: pure functions of the tensors that they are given."""
 
-    def __init__(self, runner: Any, attention: TreeAttention) -> None:
-        self._runner, self._attention = runner, attention
+    def __init__(self, runner: Any, attention: TreeAttention, replicas: int = 1) -> None:
+        """replicas: ranks of data-parallel attention, which run every forward together."""
+        self._runner, self._attention, self._replicas = runner, attention, replicas
         self._has_axes: bool = runner.model_config.model_is_mrope
-        self._replicas: int = get_parallel().attn_dp_size  # 1 for a head, which is made inside the drafter's context
 
     def __call__(
         self,

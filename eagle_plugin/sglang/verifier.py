@@ -59,12 +59,14 @@ class TreeVerifier:
         rows: int,
         allocator: Any,
         synthetic: SyntheticRates | None = None,
+        replicas: int = 1,
     ) -> None:
-        """attention serves the target; rows: of the engine's request table; synthetic: as of `round.accept`."""
+        """attention serves the target; rows: of the engine's request table; synthetic: as of `round.accept`; replicas:
+        as of `TreeForward`."""
         runner = target_worker.model_runner
         self.penalties = NodePenalties(rows, runner.model_config.vocab_size, runner.device)
         self._synthetic = synthetic
-        self._forward = TreeForward(runner, attention)
+        self._forward = TreeForward(runner, attention, replicas)
         self._caches = [pool.caches() for pool in pools_of(allocator.get_kvcache())]
         linear = linear_layers(runner.model)
         self._linear = LinearLayers(runner.req_to_token_pool, linear) if linear else None

@@ -121,9 +121,11 @@ class TreeWorker(EAGLEWorkerV2):
         self._keys = KeyTable(len(table), self.device, target.random_seed + (get_parallel().dp_rank or 0))
         self._adapters = Adapters(runner)
         read_image_tokens(drafter.draft_runner.model, runner.model_config)
-        self._verifier = TreeVerifier(target, attention, len(table), self.token_to_kv_pool_allocator, self.synthetic)
+        parallel, allocator = get_parallel(), self.token_to_kv_pool_allocator
+        replicas = parallel.attn_dp_size
+        self._verifier = TreeVerifier(target, attention, len(table), allocator, self.synthetic, replicas)
         self._shared = SharedRounds()
-        alike = get_parallel().attn_tp_group  # the ranks that serve the same requests
+        alike = parallel.attn_tp_group  # the ranks that serve the same requests
         self._ranks = RankAgreement(alike, pool.size, self.shape.max_accept_length, self.device)
         reach, sliding = max(self.shape.reach, DEFERRED_TOKENS), None
         if layers:
