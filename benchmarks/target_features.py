@@ -79,6 +79,11 @@ FEATURES = (
     Feature("expert parallelism", "sglang", (f"{SGLANG}parallel_experts.py",)),
     Feature("expert parallelism", "vllm", (f"{VLLM}expert_parallel.py",), PARTS),
     Feature("several replicas", "sglang", (f"{SGLANG}replicas.py",)),
+    Feature(
+        "data-parallel attention",
+        "sglang",
+        (f"{SGLANG}data_parallel_attention.py::test_greedy_text_equals_plain_decoding",),
+    ),
     Feature("several replicas", "vllm", (f"{VLLM}data_parallel.py",), PARTS),
     Feature("heads of other layouts", "sglang", (f"{SGLANG}head_rows.py",)),
     Feature("heads of other layouts", "vllm", (f"{VLLM}head_rows.py",)),

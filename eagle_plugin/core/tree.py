@@ -30,6 +30,14 @@ class DraftTree(NamedTuple):
         tokens = root_tokens[:, None].repeat(1, width)
         return cls(tokens, none, torch.zeros_like(none), own.repeat(b, 1))
 
+    def padded(self, b: int) -> DraftTree:
+        """The same trees, and after them trees of padding alone, of token 0: b together."""
+        missing = b - len(self.tokens)
+        if not missing:
+            return self
+        roots = torch.zeros(missing, dtype=torch.int64, device=self.tokens.device)
+        return DraftTree.concatenate([self, DraftTree.padding(roots, self.tokens.shape[1])])
+
     def take(self, index: Tensor) -> DraftTree:
         """The trees of these requests, in this order; index [n] int64."""
         return DraftTree(*(values[index] for values in self))

@@ -36,6 +36,25 @@ class RoundBatch(NamedTuple):
     # an image takes fewer positions than it has tokens.
     shifts: Tensor | None = None
 
+    def first(self, b: int) -> RoundBatch:
+        """The same round of the first b requests alone: views."""
+        if b == self.padded_b:
+            return self
+        start = self.start
+        return self._replace(
+            start=RoundStart(
+                start.prefix_lens[:b],
+                start.requests[:b],
+                start.rng_keys[:b],
+                start.slots[:b],
+                start.table[:b],
+                SamplingParams(*(values[:b] for values in start.sampling)),
+            ),
+            table_rows=self.table_rows[:b],
+            sliding=None if self.sliding is None else SlidingRows(*(values[:b] for values in self.sliding)),
+            shifts=None if self.shifts is None else self.shifts[:b],
+        )
+
     @property
     def padded_b(self) -> int:
         """B."""

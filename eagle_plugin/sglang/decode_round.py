@@ -55,8 +55,10 @@ class DecodeRound(CapturedRounds[RoundMemory]):
         return self._run(key, partial(self._draft, batch, state))
 
     def verify(self, batch: RoundBatch, drafts: Drafts) -> TargetOutput:
-        """One forward of the target over the trees."""
-        return self._run(_key("verify", batch), partial(self._verifier.forward, batch, drafts.tree))
+        """One forward of the target over the trees, of the padded batch or of fewer requests."""
+        key = _key("verify", batch)
+        tree = drafts.tree if self._is_captured(key) else drafts.tree.padded(batch.padded_b)
+        return self._run(key, partial(self._verifier.forward, batch, tree))
 
     def walk(self, batch: RoundBatch, drafts: Drafts, output: TargetOutput) -> Accepted:
         """Accept paths, for requests that ask for no more than temperature and filters."""

@@ -53,6 +53,11 @@ class DraftState(NamedTuple):
     head: HeadState
     roots: Tensor  # [b] int64: the last committed tokens
 
+    @classmethod
+    def relayed(cls, info: EagleDraftInput) -> DraftState:
+        """What the engine carries from round to round; its topk_p are log probabilities here."""
+        return cls(HeadState(TopM(info.topk_p, info.topk_index), info.hidden_states), info.bonus_tokens.long())
+
 
 class TreeDrafter(EagleDraftWorker):
     """The engine's draft worker (weights, pools, the prefill pass) with our drafting in a decode round."""

@@ -43,7 +43,11 @@ CONTRACT: Contract = {
         "_sample_from_probs": "self probs sampling_info positions simple_sampling_case",
         "_preprocess_logits": "",
     },
-    "sglang.srt.model_executor.model_runner.ModelRunner": {"load_model": "self", "kv_cache_dtype": ""},
+    "sglang.srt.model_executor.model_runner.ModelRunner": {
+        "load_model": "self",
+        "kv_cache_dtype": "",
+        "attn_tp_sequence_sharded": "self num_tokens",
+    },
     "sglang.srt.layers.sampler": {"apply_custom_logit_processor": "logits sampling_batch_info ..."},
     "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager": {
         "_select_runners": "self selector",
@@ -60,8 +64,16 @@ CONTRACT: Contract = {
     "sglang.srt.model_executor.forward_batch_info.ForwardBatch": attributes(
         "forward_mode batch_size input_ids req_pool_indices seq_lens out_cache_loc seq_lens_sum positions spec_info"
         " spec_algorithm capture_hidden_mode next_token_logits_buffer mrope_positions"
+        # Of data-parallel attention.
+        " global_num_tokens_cpu global_num_tokens_gpu global_num_tokens_for_logprob_cpu"
+        " global_num_tokens_for_logprob_gpu dp_padding_mode global_dp_buffer_len attn_tp_sequence_sharded"
     ),
-    "sglang.srt.managers.schedule_batch.ScheduleBatch": attributes("multimodal_inputs"),
+    "sglang.srt.layers.dp_attention": {
+        "set_dp_buffer_len_from_batch": "forward_batch",
+        "set_is_extend_in_batch": "is_extend_in_batch",
+    },
+    "sglang.srt.layers.dp_attention.DpPaddingMode": attributes("MAX_LEN"),
+    "sglang.srt.managers.schedule_batch.ScheduleBatch": attributes("multimodal_inputs is_extend_in_batch"),
     "sglang.srt.managers.schedule_batch.MultimodalInputs": attributes("mrope_position_delta"),
     "sglang.srt.managers.utils.GenerationBatchResult": attributes(
         "logits_output next_token_ids can_run_cuda_graph speculative_num_draft_tokens speculative_output_stride"

@@ -46,7 +46,8 @@ def fall_back(worker: Any) -> None:
 def _restore(worker: Any) -> None:
     target, drafter = worker.target_worker, worker.draft_worker
     runner, draft_runner = target.model_runner, drafter.draft_runner
-    for name in ("_round", "_reader", "_verifier", "_keys", "_sampler", "_ranks", "shapes"):  # and with them the graphs
+    # And with them the graphs.
+    for name in ("_round", "_reader", "_verifier", "_keys", "_sampler", "_ranks", "_shared", "shapes"):
         vars(worker).pop(name, None)
     del target.init_cuda_graphs  # ours, on the object, hides the engine's
     runner.attn_backend = _wrapped(runner.attn_backend)

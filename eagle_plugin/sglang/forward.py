@@ -10,14 +10,16 @@ from torch import Tensor
 
 from eagle_plugin.sglang.attention import TreeAttention
 from eagle_plugin.sglang.batch import RoundBatch
+from eagle_plugin.sglang.data_parallel import spread_rows
 from eagle_plugin.sglang.releases import forward_of
 
 
 class TreeForward:
     """The forwards of one SGLang ``ModelRunner`` over trees: pure functions of the tensors that they are given."""
 
-    def __init__(self, runner: Any, attention: TreeAttention) -> None:
-        self._runner, self._attention = runner, attention
+    def __init__(self, runner: Any, attention: TreeAttention, replicas: int = 1) -> None:
+        """replicas: ranks of data-parallel attention, which run every forward together."""
+        self._runner, self._attention, self._replicas = runner, attention, replicas
         self._has_axes: bool = runner.model_config.model_is_mrope
 
     def __call__(
@@ -52,6 +54,8 @@ class TreeForward:
         )
         if self._has_axes:
             forward_batch.mrope_positions = batch.rotary_axes(positions)
+        if self._replicas > 1:
+            spread_rows(self._runner, forward_batch, self._replicas)
         model = self._runner.model
         with forward_of(model, self._attention, forward_batch):
             return model.forward(tokens, positions, forward_batch)

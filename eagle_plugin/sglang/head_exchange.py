@@ -6,17 +6,33 @@ which cannot be loaded changes nothing.
 
 from __future__ import annotations
 
+import logging
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from sglang.srt.runtime_context import get_parallel
 from torch import Tensor, nn
 
+from eagle_plugin.common.deploy_folder import Served
 from eagle_plugin.heads.checkpoint import check_head
 from eagle_plugin.heads.files import HeadError
 from eagle_plugin.heads.same_form import check_same_form
+from eagle_plugin.runtime.head_mailbox import HeadMailbox, open_mailbox
 from eagle_plugin.sglang.draft_weights import int8_weights, use_int8_weights
 from eagle_plugin.sglang.eagle3_model import Eagle3Head
+
+
+def mailbox_of(worker: Any) -> HeadMailbox | None:
+    """Where this rank of a server is told of other heads; None where it is not."""
+    arguments, parallel = worker.server_args, get_parallel()
+    served = Served(
+        "sglang", arguments.model_path, arguments.speculative_draft_model_path, arguments.speculative_algorithm
+    )
+    ranks, log = parallel.tp_size * arguments.dp_size, logging.getLogger("eagle_plugin")
+    rank = parallel.tp_rank + parallel.tp_size * (parallel.dp_rank or 0)
+    return open_mailbox(served, partial(exchange_head, worker), log, rank=rank, ranks=ranks)
 
 
 def exchange_head(worker: Any, head: Path) -> None:

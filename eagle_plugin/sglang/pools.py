@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
 from sglang.srt.layers.radix_attention import RadixAttention
-from sglang.srt.mem_cache.memory_pool import HybridLinearKVPool
+from sglang.srt.mem_cache.memory_pool import HybridLinearKVPool, MHATokenToKVPool
 from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 from torch import Tensor
 
@@ -37,6 +38,16 @@ def pools_of(pool: Any) -> list[Pool]:
     if isinstance(pool, SWAKVPool):
         return [Pool(pool.full_kv_pool), Pool(pool.swa_kv_pool, pool.full_to_swa_index_mapping)]
     return [Pool(pool.full_kv_pool if isinstance(pool, HybridLinearKVPool) else pool)]
+
+
+def check_pools(pools: Iterable[Pool]) -> None:
+    """Raise ValueError for a pool that the kernels cannot read."""
+    for cache, _ in pools:
+        if not isinstance(cache, MHATokenToKVPool) or cache.use_hnd:
+            raise ValueError(
+                f"eagle-plugin cannot read a KV cache of type {type(cache).__name__}, it reads MHATokenToKVPool "
+                "in token-major layout: start the server with EAGLE_PLUGIN=0"
+            )
 
 
 def sliding_layers(pool: Any) -> list[int]:

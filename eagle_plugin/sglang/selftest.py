@@ -62,13 +62,21 @@ def check_rounds(worker: Any) -> bool:
 
 def test_rounds(parts: Parts) -> list[str]:
     """One sentence per thing that differs in the real round, and between ranks."""
+    from sglang.srt.runtime_context import get_parallel
+
     test = RoundTest(parts)
     reasons = test.run()
     everyones = gather_objects(test.fingerprints)
-    other = [rank for rank, found in enumerate(everyones) if found != everyones[0]]
+    alike = get_parallel().attn_tp_size  # ranks that serve the same requests, one after the other
+    firsts = [everyones[rank - rank % alike] for rank in range(len(everyones))]
+    other = [rank for rank, found in enumerate(everyones) if found != firsts[rank]]
     if other:
-        first = next(i for i, (x, y) in enumerate(zip(everyones[0], everyones[other[0]], strict=True)) if x != y)
-        reasons.append(f"ranks {', '.join(map(str, other))} accepted other tokens than rank 0 in test round {first}")
+        rank = other[0]
+        number = next(i for i, (x, y) in enumerate(zip(firsts[rank], everyones[rank], strict=True)) if x != y)
+        reasons.append(
+            f"ranks {', '.join(map(str, other))} accepted other tokens than rank {rank - rank % alike} in test round "
+            f"{number}"
+        )
     return reasons
 
 

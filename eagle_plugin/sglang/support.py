@@ -24,6 +24,7 @@ from eagle_plugin.runtime.startup import LEFT, StartRefused, engine_serves, plug
 from eagle_plugin.runtime.synthetic import WARNING, source_of
 from eagle_plugin.sglang.adapters import unsupported_adapters
 from eagle_plugin.sglang.caches import NAMES, cache_dtypes, unsupported_cache
+from eagle_plugin.sglang.parallel_support import unsupported_flags_beside, unsupported_models_beside
 from eagle_plugin.sglang.ranks import rank_logger
 from eagle_plugin.sglang.synthetic import SETTING
 
@@ -69,18 +70,18 @@ _FLAGS: tuple[tuple[str, tuple[Any, ...], str], ...] = (
     ("tp_size", tuple(range(1, 9)), "at most 8 ranks are served"),
     ("nnodes", (1,), "ranks on several machines are not served yet"),
     ("pp_size", (1,), "pipeline parallelism is not served yet"),
-    (
-        "attn_dp_size",
-        (1, None),
-        "a rank without requests would have to run the rounds of the others, which is not served yet",
-    ),
+    ("attn_dp_size", (None, *range(1, 9)), "at most 8 ranks are served"),
     ("attn_cp_size", (1, None), "context parallelism is not served yet"),
     ("dcp_size", (1, None), "context parallelism is not served yet"),
     ("moe_a2a_backend", ("none", None), "experts that get their tokens from other ranks are not served yet"),
     ("moe_dense_tp_size", (None,), "it gives the ranks different rows of a batch"),
     ("enable_attn_tp_input_scattered", (False, None), "it gives the ranks different rows of a batch"),
     ("enable_layernorm_sp", (False, None), "it gives the ranks different rows of a batch"),
-    ("disaggregation_mode", ("null", None), "prefill/decode disaggregation is not served yet"),
+    (
+        "disaggregation_mode",
+        ("null", None),
+        "prefill/decode disaggregation is not served yet: none of its transfers runs on a CPU to show that it is right",
+    ),
     ("enable_hierarchical_cache", (False, None), "the hierarchical cache is not served yet"),
     ("enable_mixed_chunk", (False, None), "mixed chunked prefill is not served yet"),
     ("enable_two_batch_overlap", (False, None), "two-batch overlap is not served yet"),
@@ -130,6 +131,7 @@ def unsupported_flags(arguments: Any) -> list[str]:
         value = getattr(arguments, name)
         if value not in served:
             reasons.append(f"--{name.replace('_', '-')} {value}: {why}")
+    reasons += unsupported_flags_beside(arguments)
     steps, topk = arguments.speculative_num_steps, arguments.speculative_eagle_topk
     width = arguments.speculative_num_draft_tokens
     if None not in (steps, topk, width):
@@ -288,6 +290,7 @@ def unsupported_reasons(server_args: Any, target_runner: Any) -> list[str]:
     reasons += unsupported_windows(target_runner, resolved_view(server_args))
     reasons += unsupported_states(target_runner, resolved_view(server_args))
     reasons += unsupported_adapters(target_runner)
+    reasons += unsupported_models_beside(resolved_view(server_args), target_runner, draft_config)
     if not reasons and target_runner.device == "cuda":
         from eagle_plugin.sglang.selftest import agree
 

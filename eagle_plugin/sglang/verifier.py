@@ -44,6 +44,10 @@ class TargetOutput(NamedTuple):
     features: Tensor  # [B * W, H of the features that the head reads]
     linear: LinearTrees | None = None  # of a target with layers that keep a state
 
+    def first(self, rows: int) -> TargetOutput:
+        """The same of the first nodes alone: views."""
+        return self._replace(logits=self.logits[:rows], features=self.features[:rows])
+
 
 class TreeVerifier:
     """Verification against one target worker of SGLang (``TpModelWorker``)."""
@@ -55,12 +59,14 @@ class TreeVerifier:
         rows: int,
         allocator: Any,
         synthetic: SyntheticRates | None = None,
+        replicas: int = 1,
     ) -> None:
-        """attention serves the target; rows: of the engine's request table; synthetic: as of `round.accept`."""
+        """attention serves the target; rows: of the engine's request table; synthetic: as of `round.accept`; replicas:
+        as of `TreeForward`."""
         runner = target_worker.model_runner
         self.penalties = NodePenalties(rows, runner.model_config.vocab_size, runner.device)
         self._synthetic = synthetic
-        self._forward = TreeForward(runner, attention)
+        self._forward = TreeForward(runner, attention, replicas)
         self._caches = [pool.caches() for pool in pools_of(allocator.get_kvcache())]
         linear = linear_layers(runner.model)
         self._linear = LinearLayers(runner.req_to_token_pool, linear) if linear else None

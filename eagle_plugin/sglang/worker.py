@@ -13,7 +13,6 @@ import torch
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from sglang.srt.layers.quantization.unquant import UnquantizedEmbeddingMethod, UnquantizedLinearMethod
 from sglang.srt.managers.utils import GenerationBatchResult
-from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 from sglang.srt.runtime_context import get_device, get_parallel, get_schedule, get_spec
 from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
 from sglang.srt.speculative.eagle_info import EagleDraftInput
@@ -21,32 +20,33 @@ from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from torch import Tensor
 
-from eagle_plugin.common.deploy_folder import Served
 from eagle_plugin.core.shape import PLAIN, Shape
+from eagle_plugin.core.tree import DraftTree
 from eagle_plugin.core.verify import Accepted
 from eagle_plugin.heads.manifest import trained_depths
 from eagle_plugin.policy.chooser import ServedRound, ShapeChooser, policy_mode
 from eagle_plugin.policy.costs import DEFERRED_TOKENS
 from eagle_plugin.policy.shapes import captured_shapes
 from eagle_plugin.runtime.draft_clock import DraftClock
-from eagle_plugin.runtime.head_mailbox import HeadMailbox, open_mailbox
+from eagle_plugin.runtime.head_mailbox import HeadMailbox
 from eagle_plugin.runtime.huge_pages import use_huge_pages
 from eagle_plugin.runtime.ranks import RankAgreement
 from eagle_plugin.runtime.rng import KeyTable
-from eagle_plugin.runtime.round import HeadState, TopM, accepted_rows
+from eagle_plugin.runtime.round import Drafts, accepted_rows
 from eagle_plugin.runtime.target_weights import use_bf16_kernel
 from eagle_plugin.sglang.adapters import Adapters
 from eagle_plugin.sglang.attention import TreeAttention
 from eagle_plugin.sglang.batch import BatchReader, RoundBatch, committed_tokens
 from eagle_plugin.sglang.capture import capture_rounds
+from eagle_plugin.sglang.data_parallel import SharedRounds
 from eagle_plugin.sglang.decode_round import DecodeRound
 from eagle_plugin.sglang.deferred_extend import DeferredTokens
 from eagle_plugin.sglang.drafter import DraftState, TreeDrafter
 from eagle_plugin.sglang.eagle3_model import mask_of
-from eagle_plugin.sglang.head_exchange import exchange_head
+from eagle_plugin.sglang.head_exchange import mailbox_of
 from eagle_plugin.sglang.image_tokens import read_image_tokens
 from eagle_plugin.sglang.logits import needs_plain_round, transforms_of
-from eagle_plugin.sglang.pools import SlidingReader, chunk_of, pools_of, sliding_layers, windows_of
+from eagle_plugin.sglang.pools import SlidingReader, check_pools, chunk_of, pools_of, sliding_layers, windows_of
 from eagle_plugin.sglang.ranks import rank_logger
 from eagle_plugin.sglang.round_costs import choose_shapes
 from eagle_plugin.sglang.sampling import SeededSampler, request_seeds
@@ -108,12 +108,7 @@ class TreeWorker(EAGLEWorkerV2):
         target, pool = self._target_worker, self.req_to_token_pool
         runner, drafter = target.model_runner, self._draft_worker
         pools = pools_of(runner.token_to_kv_pool)
-        for cache, _ in (*pools, *pools_of(drafter.draft_runner.token_to_kv_pool)):
-            if not isinstance(cache, MHATokenToKVPool) or cache.use_hnd:
-                raise ValueError(
-                    f"eagle-plugin cannot read a KV cache of type {type(cache).__name__}, it reads MHATokenToKVPool "
-                    "in token-major layout: start the server with EAGLE_PLUGIN=0"
-                )
+        check_pools((*pools, *pools_of(drafter.draft_runner.token_to_kv_pool)))
         layers, chunk = sliding_layers(runner.token_to_kv_pool), chunk_of(runner)
         attention = runner.attn_backend = TreeAttention(runner.attn_backend, layers, chunk)
         methods: tuple[type, ...] = (UnquantizedLinearMethod, UnquantizedEmbeddingMethod)
@@ -122,12 +117,16 @@ class TreeWorker(EAGLEWorkerV2):
         use_bf16_kernel(runner.model, methods)
         self._sampler = runner.sampler = SeededSampler()
         table = pool.req_to_token
-        # The seed of all ranks; servers of --dp-size have it too, and must not draw alike.
+        # The seed of all ranks; those with other requests (--dp-size, --attn-dp-size) must not draw alike.
         self._keys = KeyTable(len(table), self.device, target.random_seed + (get_parallel().dp_rank or 0))
         self._adapters = Adapters(runner)
         read_image_tokens(drafter.draft_runner.model, runner.model_config)
-        self._verifier = TreeVerifier(target, attention, len(table), self.token_to_kv_pool_allocator, self.synthetic)
-        self._ranks = RankAgreement(get_parallel().tp_group, pool.size, self.shape.max_accept_length, self.device)
+        parallel, allocator = get_parallel(), self.token_to_kv_pool_allocator
+        replicas = parallel.attn_dp_size
+        self._verifier = TreeVerifier(target, attention, len(table), allocator, self.synthetic, replicas)
+        self._shared = SharedRounds()
+        alike = parallel.attn_tp_group  # the ranks that serve the same requests
+        self._ranks = RankAgreement(alike, pool.size, self.shape.max_accept_length, self.device)
         reach, sliding = max(self.shape.reach, DEFERRED_TOKENS), None
         if layers:
             window = max(windows_of(runner.model), default=0)
@@ -152,17 +151,7 @@ class TreeWorker(EAGLEWorkerV2):
             return  # the engine's own worker serves: there is no head of ours to exchange
         self.shapes = choose_shapes(self, mode, pool.size)
         self._round.deferred.clear()  # what tests and measurements left
-        arguments, parallel = self.server_args, get_parallel()
-        served = Served(
-            "sglang",
-            arguments.model_path,
-            arguments.speculative_draft_model_path,
-            arguments.speculative_algorithm,
-        )
-        ranks, log = parallel.tp_size * arguments.dp_size, logging.getLogger("eagle_plugin")
-        exchange = partial(exchange_head, self)
-        rank = parallel.tp_rank + parallel.tp_size * (parallel.dp_rank or 0)
-        self._mailbox = open_mailbox(served, exchange, log, rank=rank, ranks=ranks)
+        self._mailbox = mailbox_of(self)
 
     def weights_updated(self) -> None:
         """The target or the head has other weights: what is known of its drafts is forgotten."""
@@ -180,12 +169,18 @@ class TreeWorker(EAGLEWorkerV2):
             self._mailbox.look()
         if batch.forward_mode.is_extend() or batch.is_extend_in_batch:
             return self._prefill(batch, on_publish, pp_proxy_tensors)
+        if batch.forward_mode.is_idle():
+            return self._idle_round(batch)
         b, prefix_tokens = len(batch.seq_lens), committed_tokens(batch)
         deferred = 0 if self._round.deferred is None else self._round.deferred.longest(batch.reqs)
-        shape = PLAIN if needs_plain_round(batch) else self.shapes.choose(b, prefix_tokens, deferred=deferred)
+        is_plain = needs_plain_round(batch)
+        shape = PLAIN if is_plain else self.shapes.choose(b, prefix_tokens, deferred=deferred)
+        shape, most = self._shared.agree(shape, b, is_plain)
         self.shapes.begin(shape, b, prefix_tokens)
         state = self._caught_up(batch, shape, deferred)
-        inputs = self._reader.read(shape, batch, self._round.padded_b(b))
+        verified = self._reader.read(shape, batch, self._round.padded_b(most))
+        # Without graphs the head does not run over what other ranks have more.
+        inputs = verified if self._round.is_captured(verified) else verified.first(b)
         # From here on the round reads its own copy of the slots: the scheduler may change its table.
         table_was_read = torch.get_device_module(self.device).Event()
         table_was_read.record()
@@ -194,7 +189,7 @@ class TreeWorker(EAGLEWorkerV2):
         real = drafts.first(b)
         tree = grammar_tree(real.tree) if batch.has_grammar else None
         self._adapters.prepare(batch.reqs, shape.width, inputs.padded_b)
-        output = self._round.verify(inputs, drafts)
+        output = self._round.verify(verified, drafts).first(inputs.padded_b * shape.width)
         logits = output.logits[: b * shape.width]
         transforms = transforms_of(batch)
         if transforms:
@@ -225,14 +220,33 @@ class TreeWorker(EAGLEWorkerV2):
 
         longest: no request has more of them.
         """
-        state, deferred = _state_of(batch.spec_info), self._round.deferred
+        state, deferred = DraftState.relayed(batch.spec_info), self._round.deferred
         if deferred is not None and longest and (longest >= deferred.most or shape != PLAIN):
             return deferred.read(batch, self._reader, self._draft_worker, state, longest)
         return state
 
+    def _idle_round(self, batch: Any) -> RoundResult:
+        """A round without requests, beside those of other ranks of data-parallel attention."""
+        self.shapes.pause()
+        shape, most = self._shared.agree(PLAIN, 0)
+        inputs = self._reader.padding(shape, self._round.padded_b(most), is_greedy=True)
+        nothing = torch.zeros(0, dtype=torch.int64, device=self.device)
+        self._round.verify(inputs, Drafts(DraftTree.padding(nothing, shape.width), shape))
+        return RoundResult(
+            logits_output=LogitsProcessorOutput(next_token_logits=None),
+            next_token_ids=nothing,
+            speculative_num_draft_tokens=shape.width,
+            speculative_output_stride=shape.max_accept_length,
+            accept_lens=nothing.int(),
+            new_seq_lens=batch.seq_lens,
+            next_draft_input=EagleDraftInput(bonus_tokens=nothing.int()),
+        )
+
     def _prefill(self, batch: Any, on_publish: Any, pp_proxy_tensors: Any) -> Any:
         """The engine's prefill; the requests get new keys, by which their next tokens are drawn if any has a seed."""
         self.shapes.pause()
+        if batch.forward_mode.is_idle():  # other ranks of data-parallel attention have prompts
+            return self._forward_prefill_batch(batch, on_publish, pp_proxy_tensors)
         rows, seeds = batch.req_pool_indices.long(), request_seeds(batch.reqs)
         self._keys.draw(rows, seeds)
         self._sampler.use_keys(self._keys.of(rows) if seeds else None)
@@ -287,9 +301,3 @@ class TreeWorker(EAGLEWorkerV2):
                 num_tokens_for_logprob_per_req=1,
             ),
         )
-
-
-def _state_of(relayed: EagleDraftInput) -> DraftState:
-    """What the engine carries from round to round; its topk_p are log probabilities here."""
-    top = TopM(relayed.topk_p, relayed.topk_index)
-    return DraftState(HeadState(top, relayed.hidden_states), relayed.bonus_tokens.long())

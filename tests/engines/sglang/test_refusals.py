@@ -27,7 +27,12 @@ pytest.importorskip("sglang")
 from eagle_plugin.heads.checkpoint import check_head
 from eagle_plugin.heads.files import HeadError
 from eagle_plugin.runtime.startup import LEFT
-from eagle_plugin.sglang import plugin, support, version
+from eagle_plugin.sglang import parallel_support, plugin, support, version
+
+
+def draft_config(architecture, **keys):
+    return SimpleNamespace(architectures=[architecture], **keys)
+
 
 SERVED = {
     **{name: served[0] for name, served, _ in support._FLAGS},
@@ -36,6 +41,8 @@ SERVED = {
     "speculative_num_draft_tokens": 16,
     "speculative_algorithm": "EAGLE3",
     "speculative_draft_window_size": None,
+    "enable_lora": False,
+    "lora_paths": None,
 }
 
 
@@ -49,6 +56,43 @@ def test_a_draft_window_is_served_with_eagle3_heads():
     assert support.unsupported_flags(SimpleNamespace(**flags)) == []
     (reason,) = support.unsupported_flags(SimpleNamespace(**(flags | {"speculative_algorithm": "EAGLE"})))
     assert "--speculative-draft-window-size 512" in reason
+
+
+def test_data_parallel_attention_is_served_without_adapters(monkeypatch):
+    replicas = SERVED | {"tp_size": 2, "attn_dp_size": 2}
+    assert support.unsupported_flags(SimpleNamespace(**replicas)) == []
+    (reason,) = support.unsupported_flags(SimpleNamespace(**(replicas | {"tp_size": 4})))
+    assert "--tp-size 4 with --attn-dp-size 2" in reason
+    (reason,) = support.unsupported_flags(SimpleNamespace(**(replicas | {"enable_lora": True})))
+    assert "--enable-lora with --attn-dp-size 2" in reason
+    monkeypatch.setenv("SGLANG_ENABLE_DP_SPEC_PREFILL_COORDINATION", "1")
+    assert support.unsupported_flags(SimpleNamespace(**SERVED)) == []
+    (reason,) = support.unsupported_flags(SimpleNamespace(**replicas))
+    assert "SGLANG_ENABLE_DP_SPEC_PREFILL_COORDINATION" in reason
+
+
+@pytest.mark.parametrize(
+    ("head", "output_ranks", "named"),
+    [
+        (draft_config("LlamaForCausalLMEagle3", draft_vocab_size=64), 2, None),
+        (draft_config("LlamaForCausalLMEagle3", tie_word_embeddings=True), 2, None),
+        (draft_config("LlamaForCausalLMEagle3"), 2, "--enable-dp-lm-head"),
+        (draft_config("LlamaForCausalLMEagle3"), 1, None),
+        (draft_config("LlamaForCausalLMEagle", draft_vocab_size=64), 1, "an EAGLE-3 head is served"),
+    ],
+)
+def test_heads_that_are_served_with_data_parallel_attention(head, output_ranks, named, monkeypatch):
+    """output_ranks: among how many the target's output layer is divided, where each serves other requests."""
+    from sglang.srt import runtime_context
+
+    parallel = SimpleNamespace(tp_size=2, attn_tp_size=1)
+    monkeypatch.setattr(runtime_context, "get_parallel", lambda: parallel)
+    monkeypatch.setattr("sglang.srt.configs.hybrid_arch.mambaish_config", lambda model: None)
+    target = SimpleNamespace(model=SimpleNamespace(lm_head=SimpleNamespace(tp_size=output_ranks)), model_config=None)
+    flags, draft = SimpleNamespace(attn_dp_size=2), SimpleNamespace(hf_config=head)
+    reasons = parallel_support.unsupported_models_beside(flags, target, draft)
+    assert [named in reason for reason in reasons] == [True] * (named is not None)
+    assert not parallel_support.unsupported_models_beside(SimpleNamespace(attn_dp_size=1), target, draft)
 
 
 def test_every_flag_is_one_of_the_engines():
@@ -66,7 +110,6 @@ def test_every_flag_is_one_of_the_engines():
         ("device", "xpu"),
         ("tp_size", 16),
         ("nnodes", 2),
-        ("attn_dp_size", 2),
         ("attn_cp_size", 2),
         ("dcp_size", 2),
         ("moe_a2a_backend", "deepep"),
@@ -222,8 +265,8 @@ def test_what_sglang_serves_never_ends_the_start(check_launch, tiny_target, tiny
     check_launch(tiny_target, head)
     assert "d2t that maps 512 draft ids to 511 target ids" in os.environ[LEFT]
     monkeypatch.setattr(support, "unsupported_flags", lambda _: [])
-    for name in ("unsupported_cache", "unsupported_models", "unsupported_windows", "unsupported_states"):
-        monkeypatch.setattr(support, name, lambda *_: [])
+    for what in ("cache", "models", "windows", "states", "models_beside"):
+        monkeypatch.setattr(support, f"unsupported_{what}", lambda *_: [])
     draft = SimpleNamespace(hf_config=SimpleNamespace(architectures=["LlamaForCausalLMEagle3"]))
     runner = SimpleNamespace(spec_aux_config=SimpleNamespace(draft_model_config=draft), device="cpu", lora_manager=None)
     assert support.unsupported_reasons(None, runner) == [os.environ[LEFT]]
