@@ -9,6 +9,8 @@ import logging
 from typing import Any
 
 from eagle_plugin.common.errors import UserError
+from eagle_plugin.core.shape import Levels
+from eagle_plugin.heads import block_drafter
 from eagle_plugin.heads.description import read_head
 from eagle_plugin.heads.files import HeadError, LeftToEngine
 from eagle_plugin.heads.manifest import trained_depths
@@ -39,7 +41,7 @@ from eagle_plugin.vllm.synthetic import SETTING, synthetic_rates
 
 logger = logging.getLogger("vllm.eagle_plugin")
 
-METHODS = ("eagle", "eagle3")
+METHODS = ("eagle", "eagle3", block_drafter.METHOD)
 # By the kind of device: vLLM's own worker, and ours.
 ENGINE_WORKERS = {"cpu": "vllm.v1.worker.cpu_worker.CPUWorker", "cuda": "vllm.v1.worker.gpu_worker.Worker"}
 WORKERS = {
@@ -81,12 +83,15 @@ def choose_worker(vllm_config: Any) -> None:
     check_folder()
     synthetic = synthetic_rates(speculative)
     draft_limits(vllm_config)
-    levels = configured_levels(speculative)
-    trained = trained_depths(head) if levels.depth_is_free else None
+    is_block = speculative.method == block_drafter.METHOD
+    levels = Levels.PARALLEL if is_block else configured_levels(speculative)
+    trained = _listed_levels(speculative) if is_block else trained_depths(head) if levels.depth_is_free else None
     depth = trained or PARALLEL_LEVELS if levels.depth_is_free else None
     shape = options.shape(speculative.num_speculative_tokens, depth)
     try:
         warnings = _check_head(target, head, speculative.method, shape.steps)
+        if is_block and can_check(target, head):
+            warnings += block_drafter.block_warnings(head, speculative.num_speculative_tokens)
     except LeftToEngine as reason:
         _log_once(logging.WARNING, engine_serves(speculative.method, "vLLM", [str(reason)]))
         return
@@ -94,7 +99,7 @@ def choose_worker(vllm_config: Any) -> None:
         _log_once(logging.WARNING, f"eagle-plugin: {warning}")
     if can_check(target, head) and read_head(head).leftover_quantisation:
         speculative.draft_model_config.quantization = None  # its layers read the weights as they are stored
-    if can_check(target, head) and (count := count_aux(target, head)):
+    if can_check(target, head) and not is_block and (count := count_aux(target, head)):
         speculative.draft_model_config.hf_config.num_aux_hidden_states = count  # vLLM's class takes 3 for it
     shape = shape.within_steps(trained)
     v2, runner = choose_runner(vllm_config)
@@ -107,7 +112,8 @@ def choose_worker(vllm_config: Any) -> None:
     if synthetic is not None:
         _log_once(logging.WARNING, WARNING % source_of(synthetic, SETTING))
     keep_hits_long(speculative)
-    speculative.parallel_drafting = False  # it is how vLLM drafts; our worker knows the head by its mask token
+    if not is_block:
+        speculative.parallel_drafting = False  # it is how vLLM drafts; our worker knows the head by its mask token
     schedule_whole_prompts(vllm_config)
     if vllm_config.model_config.is_hybrid:
         _keep_one_state(vllm_config)
@@ -156,7 +162,18 @@ def _check_head(target: str, head: str, method: str, steps: int | None = None) -
 
     steps: the levels of its trees. Raises HeadError, and `LeftToEngine` where vLLM's own worker may serve it.
     """
-    return check_head(target, head, method, steps) if can_check(target, head) else []
+    if not can_check(target, head):
+        return []
+    if method == block_drafter.METHOD:
+        block_drafter.describe_block(target, head)
+        return []
+    return check_head(target, head, method, steps)
+
+
+def _listed_levels(speculative: Any) -> int:
+    """The levels that a block drafter lists at once."""
+    config = speculative.draft_model_config.hf_config.to_dict()
+    return block_drafter.levels_of_block(config, speculative.num_speculative_tokens)
 
 
 def explain_refusal(arguments: Any) -> UserError | None:
@@ -226,16 +243,34 @@ def unsupported_reasons(vllm_config: Any) -> list[str]:
             f"target {name}: its images attend in both directions, which is not served yet; with "
             "--language-model-only its texts are",
         ),
-        (
-            draft.architecture not in SERVED,
-            f"draft head {draft.architecture}: not one of {', '.join(SERVED)}",
-        ),
+        *_unserved_heads(vllm_config),
     )
     reasons = [why for found, why in checks if found] + unserved_connectors(vllm_config.kv_transfer_config)
     reasons = reasons or _needing_v2(vllm_config)  # which names some of them again
     if device_type == "cuda":
         reasons += unsupported_on_gpu(vllm_config)
     return reasons
+
+
+def _unserved_heads(vllm_config: Any) -> tuple[tuple[bool, str], ...]:
+    """Which heads are not served, each with its sentence."""
+    model, draft = vllm_config.model_config, vllm_config.speculative_config.draft_model_config
+    if vllm_config.speculative_config.method != block_drafter.METHOD:
+        return (
+            (draft.architecture not in SERVED, f"draft head {draft.architecture}: not one of {', '.join(SERVED)}"),
+        )
+    name = model.architectures[0]
+    return (
+        (
+            draft.architecture != block_drafter.ARCHITECTURE,
+            f"block drafter {draft.architecture}: only {block_drafter.ARCHITECTURE} is served yet",
+        ),
+        (
+            model.is_hybrid or model.use_mla or model.is_multimodal_model,
+            f"target {name}: it is not served with block drafters yet",
+        ),
+        (vllm_config.kv_transfer_config is not None, "--kv-transfer-config: it is not served with block drafters yet"),
+    )
 
 
 def _unserved_caches(vllm_config: Any) -> tuple[tuple[bool, str], ...]:
