@@ -8,15 +8,17 @@ the nodes of depth j, whatever the tokens above them are.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from vllm import _custom_ops
 from vllm.forward_context import set_forward_context
 
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.core.tree import chain_ancestors
-from eagle_plugin.heads.block_drafter import block_rows, mask_token_of
+from eagle_plugin.heads.block_drafter import levels_of_block, mask_token_of
 from eagle_plugin.runtime.parallel_levels import Block, HeadLevels, block_of
 from eagle_plugin.runtime.round import HeadState, TopM, TreeRows, top_m_of
 from eagle_plugin.vllm.attention import Rows, TreeMetadata
@@ -35,8 +37,7 @@ def configured_block(speculative_config: Any) -> Block:
     trained for: wider trees need no longer block.
     """
     config = speculative_config.draft_model_config.hf_config.to_dict()
-    rows = min(block_rows(config) or speculative_config.num_speculative_tokens + 1, speculative_config.num_speculative_tokens + 1)
-    return Block(mask_token_of(config), rows)
+    return Block(mask_token_of(config), 1 + levels_of_block(config, speculative_config.num_speculative_tokens))
 
 
 class BlockForwards(HeadForwards):
@@ -50,6 +51,8 @@ class BlockForwards(HeadForwards):
             model = load()
         self.levels = HeadLevels(block=configured_block(self.speculative_config))
         self._is_causal = all(model.get_draft_attn_causal())
+        if self.device.type == "cpu":
+            model.model._normalize_context_k = partial(_norm_keys, model.model)
         return model
 
     def extend(self, batch: ExtendBatch, features: Tensor, slot_table: Tensor, shape: Shape, greedy: bool) -> HeadState:
@@ -112,3 +115,14 @@ class BlockForwards(HeadForwards):
         with set_forward_context(per_layer, self.vllm_config, num_tokens=len(tokens), num_tokens_across_dp=alone):
             states = self.model(input_ids=tokens, positions=positions, inputs_embeds=None)
         return states, states
+
+
+def _norm_keys(model: Any, keys: Tensor) -> Tensor:
+    """Norm the keys [layers, r, Hkv, D] of tokens, each layer's by its own weights.
+
+    vLLM norms them in one call, whose kernel of a CPU takes the first layer's weights for all layers.
+    """
+    normed = torch.empty_like(keys)
+    for out, of_layer, weight in zip(normed, keys, model._k_norm_weights, strict=True):
+        _custom_ops.rms_norm(out, of_layer, weight, model._rms_norm_eps)
+    return normed
