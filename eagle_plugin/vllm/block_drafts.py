@@ -49,7 +49,8 @@ class BlockForwards(HeadForwards):
         """The head, by vLLM's own `load`."""
         with without_whole_tables(), int8_weights(self.device.type):
             model = load()
-        self.levels = HeadLevels(block=configured_block(self.speculative_config))
+        block = configured_block(self.speculative_config)
+        self.levels, self.block_rows = HeadLevels(block=block), block.rows
         self._is_causal = all(model.get_draft_attn_causal())
         if self.device.type == "cpu":
             model.model._normalize_context_k = partial(_norm_keys, model.model)
@@ -78,8 +79,8 @@ class BlockForwards(HeadForwards):
         self._store(features, positions, slot_table[owners, positions].long())
 
     def masked_rows_per_request(self, shape: Shape) -> int:
-        """Rows of a request in `extend_paths`, which all come after its tokens."""
-        return block_of(self.levels).rows
+        """Rows of a request in the forward of `extend_paths`."""
+        return self.block_rows
 
     def _store(self, features: Tensor, positions: Tensor, slots: Tensor) -> None:
         """Write keys and values of r tokens into the caches; features [r, F], positions and slots [r] int64.
