@@ -11,14 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from eagle_plugin.core.shape import MAX_WIDTH
+from eagle_plugin.heads.block_config import ARCHITECTURE, METHOD, block_rows, is_block_drafter, options_of
 from eagle_plugin.heads.checkpoint import check_shapes, check_values, size_of
 from eagle_plugin.heads.description import HeadDescription, read_head
 from eagle_plugin.heads.files import HeadError, LeftToEngine, StoredTensor, check_mask_token, read_config, text_config
 from eagle_plugin.heads.vllm_rules import draft_vocabulary
 
-METHOD = "dflash"  # vLLM's name in --speculative-config
-ARCHITECTURE = "DFlashDraftModel"
 SLIDING = "sliding_attention"
 _LAYER = "layers.{}."
 
@@ -38,45 +36,6 @@ class BlockInfo(NamedTuple):
     bytes: int
 
 
-def is_block_drafter(config: dict[str, Any]) -> bool:
-    """Whether this config.json is of a block drafter, of whatever engine and kind."""
-    names = config.get("architectures")
-    names = [str(name) for name in names] if isinstance(names, list) else []
-    return (
-        "dflash_config" in config
-        or config.get("speculators_model_type") in ("dflash", "dflash2", "dspark")
-        or any("DFlash" in name or "DSpark" in name for name in names)
-    )
-
-
-def options_of(config: dict[str, Any]) -> dict[str, Any]:
-    """The keys of ``dflash_config``, and what speculators write at the top in their place."""
-    found = dict(config.get("dflash_config") or {})
-    if config.get("speculators_model_type") == "dflash":
-        found.setdefault("mask_token_id", config.get("mask_token_id"))
-        if isinstance(layers := config.get("aux_hidden_state_layer_ids"), list):
-            found.setdefault("target_layer_ids", [i - 1 if type(i) is int else i for i in layers])
-        found.setdefault("sample_from_anchor", config.get("sample_from_anchor", False))
-    return found
-
-
-def mask_token_of(config: dict[str, Any]) -> int:
-    """The id of the masks, as vLLM looks it up; 0 where there is none."""
-    token = options_of(config).get("mask_token_id", config.get("mask_token_id"))
-    return int(token or 0)
-
-
-def block_rows(config: dict[str, Any]) -> int | None:
-    """The rows of the block that a drafter was trained with; None where config.json does not say."""
-    found = config.get("block_size", options_of(config).get("block_size"))
-    return found if type(found) is int else None
-
-
-def levels_of_block(config: dict[str, Any], draft_tokens: int) -> int:
-    """The levels that a drafter lists at once where a round drafts so many tokens."""
-    return min(block_rows(config) or MAX_WIDTH, draft_tokens + 1) - 1
-
-
 def describe_block(target_dir: str | Path, head_dir: str | Path) -> BlockInfo:
     """Check that vLLM's class can load the block drafter in `head_dir` for the target, and that our worker serves it.
 
@@ -85,6 +44,11 @@ def describe_block(target_dir: str | Path, head_dir: str | Path) -> BlockInfo:
     """
     head, target = read_head(head_dir), text_config(read_config(target_dir))
     folder, config, options = head.folder, head.config, options_of(head.config)
+    if not is_block_drafter(head.written):
+        raise HeadError(
+            f"{folder} has architectures {head.written.get('architectures')}, which is no block drafter, but "
+            f"--speculative-config has method {METHOD}; eagle-plugin check names the method of this head"
+        )
     _refuse_other_kinds(head, options)
     vocabulary, hidden = target["vocab_size"], config["hidden_size"]
     wide = config.get("target_hidden_size") or hidden

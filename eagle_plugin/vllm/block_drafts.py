@@ -1,8 +1,8 @@
 """Runs a block drafter (DFlash, arXiv 2602.06036) in vLLM: one forward lists the tokens of all levels of a tree.
 
 Its layers attend to keys and values that are made of the target's states of the accepted tokens, without a forward of
-the head, and to a block: the root token and masks after it, which all see each other. Mask j stands at the place of
-the nodes of depth j, whatever the tokens above them are.
+the head, and to a block: the root token and masks after it, which all see each other. Mask j is at the position of
+the nodes of depth j, and its list is that of all of them, whatever the tokens above them are.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from vllm.forward_context import set_forward_context
 
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.core.tree import chain_ancestors
-from eagle_plugin.heads.block_drafter import levels_of_block, mask_token_of
+from eagle_plugin.heads.block_config import levels_of_block, mask_token_of
 from eagle_plugin.runtime.parallel_levels import Block, HeadLevels, block_of
 from eagle_plugin.runtime.round import HeadState, TopM, TreeRows, top_m_of
 from eagle_plugin.vllm.attention import Rows, TreeMetadata
@@ -89,9 +89,7 @@ class BlockForwards(HeadForwards):
         """
         self.model.precompute_and_store_context_kv(self.model.combine_hidden_states(features), positions, slots)
 
-    def _list_levels(
-        self, roots: Tensor, lengths: Tensor, slot_table: Tensor, shape: Shape, greedy: bool
-    ) -> HeadState:
+    def _list_levels(self, roots: Tensor, lengths: Tensor, slot_table: Tensor, shape: Shape, greedy: bool) -> HeadState:
         """The lists [b, D, M] of the levels of `shape`, by the whole block after the tokens of each request.
 
         roots [b]: the last accepted token, which has no keys yet; lengths [b] int64: L; slot_table [b, S].
@@ -104,7 +102,8 @@ class BlockForwards(HeadForwards):
         seen = seen if self._is_causal else seen[-1:].expand(rows)
         tree = TreeRows(torch.arange(b, device=device), lengths, seen.repeat(b, 1), rows)
         metadata = TreeMetadata(Rows(None, tree), slot_table, slot_table.gather(1, positions).long().view(-1))
-        states, _ = self._forward(HeadRows(tokens.view(-1), positions.view(-1), None, metadata))
+        nothing = torch.empty(b * rows, 0, device=device)
+        states, _ = self._forward(HeadRows(tokens.view(-1), positions.view(-1), nothing, metadata))
         states = states.view(b, rows, -1)
         top = TopM.of(self._logits(states[:, 1 : 1 + shape.steps].flatten(0, 1)), top_m_of(shape, greedy))
         return HeadState(TopM(*(values.view(b, shape.steps, -1) for values in top)), states[:, 0])

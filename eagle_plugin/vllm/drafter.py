@@ -12,6 +12,7 @@ from vllm.v1.spec_decode.dflash import DFlashProposer
 from vllm.v1.spec_decode.eagle import EagleProposer
 from vllm.v1.worker.dp_utils import skip_dp_coordination
 
+from eagle_plugin.heads.block_config import METHOD
 from eagle_plugin.vllm.block_drafts import BlockForwards
 from eagle_plugin.vllm.head_forwards import HeadForwards
 
@@ -89,5 +90,5 @@ class BlockProposer(BlockForwards, TreeDrafting, DFlashProposer):
 
 def proposer_of(vllm_config: Any, device: torch.device, runner: Any) -> TreeDrafting:
     """The proposer of a served configuration."""
-    of_blocks = vllm_config.speculative_config.method == "dflash"
+    of_blocks = vllm_config.speculative_config.method == METHOD
     return (BlockProposer if of_blocks else TreeProposer)(vllm_config, device, runner)

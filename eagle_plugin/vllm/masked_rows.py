@@ -70,7 +70,7 @@ class HeadRows(NamedTuple):
 
     tokens: Tensor  # [r] int32
     positions: Tensor  # [r] int64
-    hidden: Tensor | None  # [r, H]; None: the head reads tokens alone
+    hidden: Tensor  # [r, H]; [r, 0] where the head reads tokens alone
     metadata: TreeMetadata
 
 
@@ -91,7 +91,7 @@ def in_slices(rows: HeadRows, most: int) -> list[HeadRows]:
         own, part = slice(first, first + count), slice(first * n, (first + count) * n)
         of_tree = TreeRows(tree.requests[own], tree.prefix_lens[own], tree.ancestors[own], tree.tail)
         data = TreeMetadata(Rows(None, of_tree), metadata.slot_table, metadata.slots[part])
-        slices.append(HeadRows(tokens[part], positions[part], None if hidden is None else hidden[part], data))
+        slices.append(HeadRows(tokens[part], positions[part], hidden[part], data))
     return slices
 
 

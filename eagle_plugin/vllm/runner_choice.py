@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from eagle_plugin.common.errors import UserError
-from eagle_plugin.heads.block_drafter import METHOD
+from eagle_plugin.heads.block_config import METHOD
 
 SETTING = "EAGLE_VLLM_RUNNER"
 RUNNERS = ("v1", "v2")

@@ -10,11 +10,11 @@ from typing import Any
 
 from eagle_plugin.common.errors import UserError
 from eagle_plugin.core.shape import Levels
-from eagle_plugin.heads import block_drafter
+from eagle_plugin.heads.block_config import METHOD
+from eagle_plugin.heads.block_drafter import block_warnings, describe_block
 from eagle_plugin.heads.description import read_head
 from eagle_plugin.heads.files import HeadError, LeftToEngine
 from eagle_plugin.heads.manifest import trained_depths
-from eagle_plugin.heads.vllm_classes import SERVED
 from eagle_plugin.heads.vllm_rules import check_head, count_aux
 from eagle_plugin.policy.chooser import policy_mode
 from eagle_plugin.policy.log import log_seconds
@@ -23,6 +23,7 @@ from eagle_plugin.runtime.head_mailbox import check_folder
 from eagle_plugin.runtime.preflight import can_check, refuse_targets_config
 from eagle_plugin.runtime.startup import engine_serves
 from eagle_plugin.runtime.synthetic import WARNING, source_of
+from eagle_plugin.vllm.block_support import levels_of_drafter, unserved_heads
 from eagle_plugin.vllm.cache_dtypes import FLOAT8
 from eagle_plugin.vllm.compile_cache import set_compile_key
 from eagle_plugin.vllm.draft_limits import draft_limits, limits_above
@@ -41,7 +42,7 @@ from eagle_plugin.vllm.synthetic import SETTING, synthetic_rates
 
 logger = logging.getLogger("vllm.eagle_plugin")
 
-METHODS = ("eagle", "eagle3", block_drafter.METHOD)
+METHODS = ("eagle", "eagle3", METHOD)
 # By the kind of device: vLLM's own worker, and ours.
 ENGINE_WORKERS = {"cpu": "vllm.v1.worker.cpu_worker.CPUWorker", "cuda": "vllm.v1.worker.gpu_worker.Worker"}
 WORKERS = {
@@ -83,15 +84,15 @@ def choose_worker(vllm_config: Any) -> None:
     check_folder()
     synthetic = synthetic_rates(speculative)
     draft_limits(vllm_config)
-    is_block = speculative.method == block_drafter.METHOD
+    is_block = speculative.method == METHOD
     levels = Levels.PARALLEL if is_block else configured_levels(speculative)
-    trained = _listed_levels(speculative) if is_block else trained_depths(head) if levels.depth_is_free else None
+    trained = levels_of_drafter(speculative) if is_block else trained_depths(head) if levels.depth_is_free else None
     depth = trained or PARALLEL_LEVELS if levels.depth_is_free else None
     shape = options.shape(speculative.num_speculative_tokens, depth)
     try:
         warnings = _check_head(target, head, speculative.method, shape.steps)
         if is_block and can_check(target, head):
-            warnings += block_drafter.block_warnings(head, speculative.num_speculative_tokens)
+            warnings += block_warnings(head, speculative.num_speculative_tokens)
     except LeftToEngine as reason:
         _log_once(logging.WARNING, engine_serves(speculative.method, "vLLM", [str(reason)]))
         return
@@ -164,16 +165,10 @@ def _check_head(target: str, head: str, method: str, steps: int | None = None) -
     """
     if not can_check(target, head):
         return []
-    if method == block_drafter.METHOD:
-        block_drafter.describe_block(target, head)
+    if method == METHOD:
+        describe_block(target, head)
         return []
     return check_head(target, head, method, steps)
-
-
-def _listed_levels(speculative: Any) -> int:
-    """The levels that a block drafter lists at once."""
-    config = speculative.draft_model_config.hf_config.to_dict()
-    return block_drafter.levels_of_block(config, speculative.num_speculative_tokens)
 
 
 def explain_refusal(arguments: Any) -> UserError | None:
@@ -206,7 +201,7 @@ def unsupported_reasons(vllm_config: Any) -> list[str]:
     if device_type not in WORKERS:
         return [f"--device {device_type}: only CPUs and NVIDIA GPUs are served"]
     speculative, parallel = vllm_config.speculative_config, vllm_config.parallel_config
-    model, draft = vllm_config.model_config, speculative.draft_model_config
+    model = vllm_config.model_config
     name = model.architectures[0]
     checks: tuple[tuple[bool, str], ...] = (
         (
@@ -243,34 +238,13 @@ def unsupported_reasons(vllm_config: Any) -> list[str]:
             f"target {name}: its images attend in both directions, which is not served yet; with "
             "--language-model-only its texts are",
         ),
-        *_unserved_heads(vllm_config),
+        *unserved_heads(vllm_config),
     )
     reasons = [why for found, why in checks if found] + unserved_connectors(vllm_config.kv_transfer_config)
     reasons = reasons or _needing_v2(vllm_config)  # which names some of them again
     if device_type == "cuda":
         reasons += unsupported_on_gpu(vllm_config)
     return reasons
-
-
-def _unserved_heads(vllm_config: Any) -> tuple[tuple[bool, str], ...]:
-    """Which heads are not served, each with its sentence."""
-    model, draft = vllm_config.model_config, vllm_config.speculative_config.draft_model_config
-    if vllm_config.speculative_config.method != block_drafter.METHOD:
-        return (
-            (draft.architecture not in SERVED, f"draft head {draft.architecture}: not one of {', '.join(SERVED)}"),
-        )
-    name = model.architectures[0]
-    return (
-        (
-            draft.architecture != block_drafter.ARCHITECTURE,
-            f"block drafter {draft.architecture}: only {block_drafter.ARCHITECTURE} is served yet",
-        ),
-        (
-            model.is_hybrid or model.use_mla or model.is_multimodal_model,
-            f"target {name}: it is not served with block drafters yet",
-        ),
-        (vllm_config.kv_transfer_config is not None, "--kv-transfer-config: it is not served with block drafters yet"),
-    )
 
 
 def _unserved_caches(vllm_config: Any) -> tuple[tuple[bool, str], ...]:

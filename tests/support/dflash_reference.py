@@ -55,7 +55,9 @@ class DFlashReference:
         return self._norm("norm", x[1:]) @ self._w["lm_head.weight"].T
 
     def _norm(self, name: str, x: Tensor) -> Tensor:
-        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.config["rms_norm_eps"]) * self._w[f"{name}.weight"]
+        return (
+            x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.config["rms_norm_eps"]) * self._w[f"{name}.weight"]
+        )
 
     def _heads(self, layer: str, part: str, x: Tensor, norm: str = "") -> Tensor:
         """[rows, heads, head_dim]."""

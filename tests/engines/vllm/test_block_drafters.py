@@ -3,7 +3,6 @@ text is that of plain decoding, and sampled text has its distribution."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +18,7 @@ from tiny_models import markov_target, read_markov_map, tiny_llama
 from torch import Tensor
 from vllm import LLM, SamplingParams
 from vllm.inputs import TokensPrompt
-from vllm_bigram import OPTIONS, Acceptance, draw, write_models
+from vllm_bigram import OPTIONS, Acceptance, draw
 from vllm_engines import (
     accept_length,
     chosen_by,
@@ -36,13 +35,11 @@ from vllm_engines import (
 from vllm_greedy import make_prompts
 
 from eagle_plugin.core.shape import PLAIN, Levels, Shape
-from eagle_plugin.core.tree import chain_ancestors
 from eagle_plugin.policy.chooser import ShapeChooser
 from eagle_plugin.runtime import round as decode_round
 from eagle_plugin.runtime.graph_emulator import recording_launches
 from eagle_plugin.runtime.parallel_levels import Block, HeadLevels
 from eagle_plugin.runtime.round import Drafts, HeadState
-from eagle_plugin.vllm import block_drafts
 from eagle_plugin.vllm.head_forwards import DraftBatch
 from eagle_plugin.vllm.round_costs import measure
 
@@ -98,16 +95,12 @@ def differing(pair: Pair, llm: LLM, prompt: list[int], monkeypatch: pytest.Monke
         if n < len(text):
             wanted = pair.reference.logits(text[: n + 1], BLOCK)[: len(logp)].log_softmax(-1)
             best = wanted.topk(logp.shape[1])
-            results.append(
-                not (tokens.equal(best.indices) and torch.allclose(logp, best.values, rtol=1e-3, atol=1e-3))
-            )
+            results.append(not (tokens.equal(best.indices) and torch.allclose(logp, best.values, rtol=1e-3, atol=1e-3)))
     return results
 
 
 @pytest.mark.parametrize("longest", [5, 3 * BUDGET - 9], ids=["read at once", "read in parts"])
-def test_lists_are_those_of_the_reference(
-    longest: int, pair: Pair, tiny: LLM, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lists_are_those_of_the_reference(longest: int, pair: Pair, tiny: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     drafter = runner(tiny).drafter
     assert runner(tiny)._caps == SHAPE and drafter.levels == HeadLevels(block=Block(2, BLOCK))
     assert drafter.levels.kind is Levels.PARALLEL
