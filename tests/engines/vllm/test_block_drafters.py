@@ -47,6 +47,7 @@ from eagle_plugin.vllm.round_costs import measure
 # What is listed
 
 SHAPE = Shape(5, 3, 12)
+MATRIX = pytest.mark.matrix  # lists and greedy text run always, the functions of captured steps on fake CUDA
 BLOCK = 8
 BUDGET = 40  # tokens of a step, of which vLLM keeps 11 per request for its own drafting
 LENGTH = 14
@@ -199,10 +200,10 @@ TREES: dict[str, Any] = {"depth": 4, "topk": 3, "nodes": 12}
 @pytest.mark.parametrize(
     "shape",
     [
-        (4, 3, 12),
-        pytest.param((7, 1, 8), marks=pytest.mark.matrix, id="chain"),
-        pytest.param((5, 8, 64), marks=pytest.mark.matrix, id="64 nodes"),
-        pytest.param((1, 1, 2), marks=pytest.mark.matrix, id="one draft"),
+        pytest.param((4, 3, 12), id="tree"),
+        pytest.param((7, 1, 8), marks=MATRIX, id="chain"),
+        pytest.param((5, 8, 64), marks=MATRIX, id="64 nodes"),
+        pytest.param((1, 1, 2), marks=MATRIX, id="one draft"),
     ],
 )
 def test_greedy_text_is_that_of_plain_decoding(shape: tuple[int, int, int], models: Greedy) -> None:
@@ -220,6 +221,7 @@ def test_greedy_text_is_that_of_plain_decoding(shape: tuple[int, int, int], mode
         assert free_blocks(llm) == free and not runner(llm)._store._found
 
 
+@MATRIX
 def test_aborted_requests_leave_nothing_behind(models: Greedy) -> None:
     with engine(models.target, models.head, **TREES, policy="random") as llm:
         free, server = free_blocks(llm), llm.llm_engine
@@ -235,7 +237,7 @@ def test_aborted_requests_leave_nothing_behind(models: Greedy) -> None:
         assert free_blocks(llm) == free and not runner(llm)._store._found
 
 
-@pytest.mark.matrix  # as with other heads: the drafter reads nothing that the scheduler changes
+@MATRIX  # as with other heads: the drafter reads nothing that the scheduler changes
 @pytest.mark.parametrize("policy", ["fixed", "random"])
 def test_asynchronous_scheduling(policy: str, models: Greedy) -> None:
     with engine(models.target, models.head, policy=policy, **TREES, plugin={"async_scheduling": True}) as llm:
@@ -243,20 +245,21 @@ def test_asynchronous_scheduling(policy: str, models: Greedy) -> None:
         assert accept_length(llm) > 1.15
 
 
-@pytest.mark.matrix  # the same blocks
+@MATRIX  # the same blocks
 def test_preemption(models: Greedy) -> None:
     with engine(models.target, models.head, **TREES, policy="random", num_gpu_blocks_override=20) as llm:
         assert generate(llm, ASKED, max_tokens=TEXT) == models.expected
         assert counters(llm)["vllm:num_preemptions"] > 0
 
 
-@pytest.mark.matrix
+@MATRIX
 def test_the_policy_measures_and_chooses(models: Greedy) -> None:
     with engine(models.target, models.head, **TREES, policy="auto") as llm:
         assert generate(llm, ASKED, max_tokens=TEXT) == models.expected
         assert measure(runner(llm), runner(llm)._caps, budget=1.0).levels is Levels.PARALLEL
 
 
+@MATRIX
 def test_steps_that_are_replayed(models: Greedy, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the graph emulator: the same trees as without graphs."""
     monkeypatch.setenv("EAGLE_GRAPHS", "emulate")
@@ -292,6 +295,7 @@ def markov(tmp_path_factory: pytest.TempPathFactory) -> Markov:
     return Markov(target, prompts, expected)
 
 
+@MATRIX
 def test_a_drafter_that_knows_the_target_is_right(
     markov: Markov, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -319,6 +323,7 @@ SETTINGS: list[dict[str, Any]] = [
 LEAST_P = 1e-4 / (6 * 2)  # six views of two settings: a right verifier fails one of these tests once in 10,000 runs
 
 
+@MATRIX
 def test_sampled_text_has_the_distribution_of_plain_decoding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And a verifier that accepts every draft is found out."""
     target = bigram_target(tmp_path / "target", vocab=WIDTH)
