@@ -1,4 +1,4 @@
-"""Runs a block drafter (DFlash, arXiv 2602.06036) in vLLM: one forward lists the tokens of all levels of a tree.
+"""Runs a block drafter (DFlash) in vLLM: one forward lists the tokens of all levels of a tree.
 
 Its layers attend to keys and values that are made of the target's states of the accepted tokens, without a forward of
 the head, and to a block: the root token and masks after it, which all see each other. Mask j is at the position of

@@ -13,6 +13,7 @@ import torch
 from bigram_models import bigram_target, spoken
 from dflash_models import dflash_head, tiny_dflash
 from dflash_reference import DFlashReference
+from family_models import family_target
 from gtest import p_values
 from tiny_models import markov_target, read_markov_map, tiny_llama
 from torch import Tensor
@@ -108,6 +109,22 @@ def test_lists_are_those_of_the_reference(longest: int, pair: Pair, tiny: LLM, m
     prompt = [3 + 7 * i % 400 for i in range(longest)]
     for _ in range(2):  # the second time a long prompt is in the prefix cache
         found = differing(pair, tiny, prompt, monkeypatch)
+        assert len(found) > LENGTH // 2 and not any(found)
+
+
+@MATRIX  # what differs is the target
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe", "gpt_oss", "gemma4_text", "llama4_text"])
+def test_lists_with_other_targets(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And greedy text of several requests is that of plain decoding."""
+    target = family_target(tmp_path / "target", family)
+    head = tiny_dflash(tmp_path / "head", target, block=BLOCK)
+    made, prompts = Pair(target, head, DFlashReference(target, head)), [[3 + 7 * i % 400 for i in range(50)], [9, 4]]
+    with engine(target) as llm:
+        expected = generate(llm, prompts)
+    windows: dict[str, Any] = {"disable_hybrid_kv_cache_manager": True} if family not in ("qwen3", "qwen3_moe") else {}
+    with engine(target, head, depth=SHAPE.steps, topk=SHAPE.topk, nodes=SHAPE.width, **windows) as llm:
+        assert generate(llm, prompts) == expected
+        found = differing(made, llm, prompts[0], monkeypatch)
         assert len(found) > LENGTH // 2 and not any(found)
 
 
