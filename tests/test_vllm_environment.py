@@ -22,17 +22,18 @@ FOLDERS = (ROOT / "tests/engines/vllm", ROOT / "tests/heads")
 # Without an engine: vLLM's classes, or its model runner alone.
 UNITS = {
     "adapter": (
-        "attention", "attention_backend", "batch", "capture", "compile_cache", "contract", "contract_runner",
-        "decode_step", "deferred_extend", "executor", "fake_cuda", "fake_cuda_captured", "filters", "gpu_contract",
-        "gpu_weights", "head_rules", "options", "platform_attention", "policy_reports", "prompt_attention",
-        "prompts_interpreted", "sampling_contract", "sampling_nodes", "scheduled_shapes", "shapes", "stops", "support",
-        "support_gpu", "thinking", "v2_contract", "v2_fake_cuda",
+        "attention", "attention_backend", "batch", "block_support", "capture", "compile_cache", "contract",
+        "contract_runner", "decode_step", "deferred_extend", "executor", "fake_cuda", "fake_cuda_captured", "filters",
+        "gpu_contract", "gpu_weights", "head_rules", "options", "platform_attention", "policy_reports",
+        "prompt_attention", "prompts_interpreted", "sampling_contract", "sampling_nodes", "scheduled_shapes", "shapes",
+        "stops", "support", "support_gpu", "thinking", "v2_contract", "v2_fake_cuda",
     ),
     "heads": ("vllm_round_trip", "vllm_targets", "wild_heads"),
 }  # fmt: skip
 ENGINES = {
     "greedy": ("greedy",),
     "P-EAGLE": ("parallel_drafts", "parallel_heads"),
+    "block drafters": ("block_drafters",),
     "families": ("families", "mla", "multimodal", "quantised"),
     "linear layers": ("linear_attention",),
     "scheduling": ("greedy_scheduling", "head_exchange", "prefix_drafts", "windows", "lora"),

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from eagle_plugin.heads.contents import compare_record, has_digests, scan
-from eagle_plugin.heads.description import HeadDescription, described_spec, read_head
+from eagle_plugin.heads.description import HeadDescription, described_spec, read_head, refuse_block_drafter
 from eagle_plugin.heads.files import (
     DTYPES,
     Algorithm,
@@ -72,6 +72,7 @@ def check_head(target_dir: str | Path, head_dir: str | Path, *, algorithm: str, 
         )
     raw, head = read_config(target_dir), read_head(head_dir)
     target, config, folder = text_config(raw), dict(head.written), head.folder
+    refuse_block_drafter(head)
     try:
         refuse_other_layout(head.stored, config, folder)
     except HeadError as error:

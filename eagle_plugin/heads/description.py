@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle_plugin.heads.aux_layers import read_ids
+from eagle_plugin.heads.block_config import is_block_drafter
 from eagle_plugin.heads.files import (
     DTYPES,
     HeadError,
@@ -47,7 +48,7 @@ class HeadDescription:
     @cached_property
     def spec(self) -> HeadSpec | None:
         """The kind of the head by its tensors, whatever class config.json names; None where it is no EAGLE head."""
-        return spec_of_tensors(self.names)
+        return None if is_block_drafter(self.written) else spec_of_tensors(self.names)
 
     @property
     def num_layers(self) -> int:
@@ -107,12 +108,23 @@ def read_head(folder: str | Path) -> HeadDescription:
     return HeadDescription(folder, written, config, read_tensors(folder), read_manifest(folder))
 
 
+def refuse_block_drafter(head: HeadDescription) -> None:
+    """Raise HeadError where a head is a block drafter, which nothing but an engine computes."""
+    if is_block_drafter(head.written):
+        raise HeadError(
+            f"{head.folder} is a block drafter (DFlash, DSpark), wanted an EAGLE head here: both engines have methods "
+            "of their own for it (vLLM dflash or dspark, SGLang DFLASH or DSPARK), and eagle-plugin check says whether "
+            "the plugin serves it with trees"
+        )
+
+
 def described_spec(head: HeadDescription) -> HeadSpec:
     """The kind of a head.
 
     Raises:
         HeadError: its tensors are those of no EAGLE head.
     """
+    refuse_block_drafter(head)
     if head.spec is None or "fc.weight" not in head.names:
         raise HeadError(f"{head.folder} has no fc.weight, so it is no EAGLE head; give the folder of a draft head")
     return head.spec

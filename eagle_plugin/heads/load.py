@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eagle_plugin.heads.description import HeadDescription, described_spec, read_head
+from eagle_plugin.heads.description import HeadDescription, described_spec, read_head, refuse_block_drafter
 from eagle_plugin.heads.draft_head import DraftHead, StoredHead, head_class
 from eagle_plugin.heads.files import DTYPES, HeadError, count_layers, layer_config, load_weights
 from eagle_plugin.heads.formats import refuse_mask_without_features
@@ -41,6 +41,7 @@ def load_any_head(
     """
     described = read_head(folder)  # first: its errors are about the folder
     folder, raw = described.folder, described.written
+    refuse_block_drafter(described)
     refuse_other_layout(described.by_parameter(), described.config, folder)
     spec = described_spec(described)
     kind = head_class(spec)

@@ -56,7 +56,7 @@ def describe_head(
     vocabulary = text_config(target)["vocab_size"]
     layers = captured_layers(head, target) if spec.format.reads_aux_layers else ()
     tensors = head.by_parameter()
-    size = _draft_vocabulary(head, tensors, vocabulary) if spec.format.reads_aux_layers else vocabulary
+    size = draft_vocabulary(head, tensors, vocabulary) if spec.format.reads_aux_layers else vocabulary
     wanted = _wanted(config, name, spec, tensors, size, len(layers))
     check_shapes(wanted, tensors, head.folder)
     if layers:
@@ -125,7 +125,7 @@ def count_aux(target_dir: str | Path, head_dir: str | Path) -> int | None:
     return len(layers) if layers and counted_aux(config, name, layers) is not None else None
 
 
-def _draft_vocabulary(head: HeadDescription, tensors: dict[str, StoredTensor], vocabulary: int) -> int:
+def draft_vocabulary(head: HeadDescription, tensors: dict[str, StoredTensor], vocabulary: int) -> int:
     """The size of the vocabulary that an EAGLE-3 head drafts from."""
     size: int = head.config.get("draft_vocab_size") or vocabulary
     table = tensors.get("d2t")

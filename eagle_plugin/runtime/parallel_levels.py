@@ -1,7 +1,7 @@
 """How a loaded head drafts the levels of a tree: what serving asks of the kind of a head, in one place.
 
-A P-EAGLE head (arXiv 2602.01469) drafts all levels after the first in one forward over masked rows, the others draft
-one level after the other.
+A P-EAGLE head (arXiv 2602.01469) drafts all levels after the first in one forward over masked rows, a block drafter
+(DFlash) all levels in one forward over a block, the others draft one level after the other.
 """
 
 from __future__ import annotations
@@ -30,15 +30,26 @@ class MaskedRows(NamedTuple):
     rows: int  # at least 1
 
 
+class Block(NamedTuple):
+    """What a block drafter reads after the accepted tokens: the root token, then masks, which list a level each.
+
+    It always reads the whole block, because each row sees all of them.
+    """
+
+    mask: int  # the token of the masks
+    rows: int  # of the block, the root's included: 2 or more
+
+
 class HeadLevels(NamedTuple):
-    """How a head drafts levels; mask: of a head that drafts them over masked rows."""
+    """How a head drafts levels; mask: of a head that drafts them over masked rows; block: of a block drafter."""
 
     mask: MaskRow | None = None
+    block: Block | None = None
 
     @property
     def kind(self) -> Levels:
         """Which says how many forwards of how many rows there are in a draft."""
-        return Levels.RECURRENT if self.mask is None else Levels.PARALLEL
+        return Levels.RECURRENT if self.mask is None and self.block is None else Levels.PARALLEL
 
     def masked_rows(self, shape: Shape) -> MaskedRows | None:
         """The masked rows of each request in a draft of this shape; None without any."""
@@ -52,7 +63,7 @@ class HeadLevels(NamedTuple):
         lengths [b] int64 is L of each request; top_m is how many tokens to list per level. The lists of `state` may
         have more levels or tokens.
         """
-        if self.mask is None:
+        if self.kind is Levels.RECURRENT:
             return RecurrentLevels(shape, state, lengths, top_m, forward)
         if state.top.logp.dim() == 3:  # perhaps more levels than this draft has
             return TopM(*(values[:, : shape.steps].contiguous() for values in state.top))
@@ -62,6 +73,12 @@ class HeadLevels(NamedTuple):
             return root
         deeper = masked_levels(masked, lengths, top_m, forward)
         return TopM(*(torch.cat(values, dim=1) for values in zip(root, deeper, strict=True)))
+
+
+def block_of(levels: HeadLevels) -> Block:
+    """The block of a block drafter."""
+    assert levels.block is not None
+    return levels.block
 
 
 def masked_levels(masked: MaskedRows, lengths: Tensor, top_m: int, forward: HeadForward) -> TopM:

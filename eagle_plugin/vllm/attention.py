@@ -259,9 +259,7 @@ class TreeAttentionImpl(AttentionImpl):
         n = len(attn_metadata.slots)
         padded, output = output, output[:n]
         query, cache = query[:n], self._rows_of(kv_cache)
-        scales: dict[str, Tensor] = {}
-        if self.float8 is not None:  # buffers of the layer, which the engine fills from the checkpoint, or with 1
-            scales = {"k_scale": layer._k_scale.view(1), "v_scale": layer._v_scale.view(1)}
+        scales = self._scales(layer)
         if self.stores and key is not None and value is not None:
             store_kv(*cache, attn_metadata.slots, key[:n], value[:n], **scales)
         options: dict[str, Any] = {
@@ -277,6 +275,10 @@ class TreeAttentionImpl(AttentionImpl):
         if attn_metadata.rows.tree is not None:
             attend_trees(query, cache, attn_metadata, options, output)
         return padded
+
+    def do_kv_cache_update(self, layer: Any, key: Tensor, value: Tensor, kv_cache: Tensor, slots: Tensor) -> None:
+        """Store keys and values [N, Hkv, D] that are computed outside of a forward, as those of a block drafter are."""
+        store_kv(*self._rows_of(kv_cache), slots, key, value, **self._scales(layer))
 
     def extend(
         self,
@@ -294,6 +296,10 @@ class TreeAttentionImpl(AttentionImpl):
         """Sinks enter the kernels as float32 logits."""
         if self.sinks is not None:
             self.sinks = self.sinks.float()
+
+    def _scales(self, layer: Any) -> dict[str, Tensor]:
+        """Of a float8 cache: buffers of the layer, which the engine fills from the checkpoint, or with 1."""
+        return {} if self.float8 is None else {"k_scale": layer._k_scale.view(1), "v_scale": layer._v_scale.view(1)}
 
     def _rows_of(self, kv_cache: Tensor) -> CacheRows:
         address = kv_cache.data_ptr()

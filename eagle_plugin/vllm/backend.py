@@ -62,6 +62,11 @@ class TreeAttentionBackend(AttentionBackend):
         return True
 
     @classmethod
+    def supports_non_causal(cls) -> bool:
+        """Which rows see each other is a parameter of the kernels."""
+        return True
+
+    @classmethod
     def supports_sink(cls) -> bool:
         """Sinks are a parameter of the kernels."""
         return True

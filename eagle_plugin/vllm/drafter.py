@@ -1,21 +1,29 @@
-"""vLLM's proposer of its V1 model runner with our drafting."""
+"""vLLM's proposers of its V1 model runner with our drafting."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from vllm.config import CUDAGraphMode
+from vllm.v1.spec_decode.dflash import DFlashProposer
 from vllm.v1.spec_decode.eagle import EagleProposer
 from vllm.v1.worker.dp_utils import skip_dp_coordination
 
+from eagle_plugin.heads.block_config import METHOD
+from eagle_plugin.vllm.block_drafts import BlockForwards
 from eagle_plugin.vllm.head_forwards import HeadForwards
 
+# What comes after the class below where it is used: one of vLLM's proposers.
+Engine: Any = object
+if TYPE_CHECKING:
+    Engine = Any
 
-class TreeProposer(HeadForwards, EagleProposer):
-    """vLLM's proposer (weights, buffers, warm-up) with our drafting."""
+
+class TreeDrafting(HeadForwards, Engine):
+    """A mixin for vLLM's proposers (weights, buffers, warm-up) with our drafting."""
 
     is_idle = False  # while its engine runs the target over nothing, beside the steps of other engines
 
@@ -50,7 +58,7 @@ class TreeProposer(HeadForwards, EagleProposer):
 
     def propose(self, *args: Any, **kwargs: Any) -> Any:
         """The engine's own drafting yields a chain; a caller of it would get another draft."""
-        raise RuntimeError("vLLM called EagleProposer.propose on the plugin's drafter; it drafts by draft_tree()")
+        raise RuntimeError("vLLM called propose() on the plugin's drafter; it drafts by draft_tree()")
 
     def prepare_next_token_ids_padded(
         self, sampled_token_ids: Tensor, requests: Any, gpu_input_batch: Any, discard_request_mask: Tensor
@@ -70,3 +78,17 @@ class TreeProposer(HeadForwards, EagleProposer):
             read = int(self._runner.optimistic_seq_lens_cpu[i])
             tokens[i] = requests[gpu_input_batch.req_ids[i]].get_token_id(read)
         return tokens, counts
+
+
+class TreeProposer(TreeDrafting, EagleProposer):
+    """Of EAGLE heads, those with masked rows included."""
+
+
+class BlockProposer(BlockForwards, TreeDrafting, DFlashProposer):
+    """Of block drafters."""
+
+
+def proposer_of(vllm_config: Any, device: torch.device, runner: Any) -> TreeDrafting:
+    """The proposer of a served configuration."""
+    of_blocks = vllm_config.speculative_config.method == METHOD
+    return (BlockProposer if of_blocks else TreeProposer)(vllm_config, device, runner)

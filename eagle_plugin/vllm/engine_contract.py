@@ -9,7 +9,7 @@ from eagle_plugin.runtime.engine_contract import Contract, attributes
 from eagle_plugin.vllm.v2_contract import V2_CONTRACT
 
 _SCHEDULER = "vllm.v1.core.sched.scheduler.Scheduler"
-_PROPOSER = "vllm.v1.spec_decode.eagle.EagleProposer"
+_PROPOSERS = "vllm.v1.spec_decode.eagle.EagleProposer", "vllm.v1.spec_decode.dflash.DFlashProposer"
 
 CONTRACT: Contract = {
     **V2_CONTRACT,
@@ -159,19 +159,34 @@ CONTRACT: Contract = {
     "vllm.distributed.parallel_state": {"graph_capture": "device"},
     "vllm.model_executor.layers.fused_moe.experts.cpu_moe.CPUUnquantizedExperts": attributes("apply"),
     # The head.
-    _PROPOSER: {
-        "__init__": "self vllm_config device runner",
-        "load_model": "self target_model",
-        "_get_model": "self",
-        "initialize_cudagraph_keys": "self cudagraph_mode",
-        "validate_same_kv_cache_group": "self kv_cache_config",
-        **attributes("propose dummy_run"),
-        "prepare_next_token_ids_padded": "self sampled_token_ids requests gpu_input_batch discard_request_mask",
-        **attributes(
-            "_draft_attn_layer_names method model speculative_config vllm_config hidden_size dtype device"
-            " max_num_tokens"
-        ),
+    **dict.fromkeys(
+        _PROPOSERS,
+        {
+            "__init__": "self vllm_config device runner",
+            "load_model": "self target_model",
+            "_get_model": "self",
+            "initialize_cudagraph_keys": "self cudagraph_mode",
+            "validate_same_kv_cache_group": "self kv_cache_config",
+            **attributes("propose dummy_run"),
+            "prepare_next_token_ids_padded": "self sampled_token_ids requests gpu_input_batch discard_request_mask",
+            **attributes(
+                "_draft_attn_layer_names method model speculative_config vllm_config hidden_size dtype device"
+                " max_num_tokens"
+            ),
+        },
+    ),
+    "vllm.model_executor.models.qwen3_dflash.DFlashQwen3ForCausalLM": {
+        "forward": "self input_ids positions inputs_embeds",
+        "combine_hidden_states": "self hidden_states",
+        "precompute_and_store_context_kv": "self context_states context_positions context_slot_mapping",
+        "get_draft_attn_causal": "self",
+        **attributes("draft_id_to_target_id lm_head logits_processor model"),
     },
+    "vllm.model_executor.models.qwen3_dflash.DFlashQwen3Model": {
+        "_normalize_context_k": "self all_k",
+        **attributes("_k_norm_weights _rms_norm_eps"),
+    },
+    "vllm._custom_ops": {"rms_norm": "out input weight epsilon"},
     **dict.fromkeys(
         (
             "vllm.model_executor.models.llama_eagle3.Eagle3LlamaForCausalLM",
@@ -233,6 +248,7 @@ CONTRACT: Contract = {
         "supported_kv_cache_layouts": "cls",
         "get_supported_head_sizes": "cls",
         "supports_sliding_window": "cls",
+        "supports_non_causal": "cls",
         "supports_sink": "cls",
     },
     "vllm.v1.attention.backend.AttentionImpl": {

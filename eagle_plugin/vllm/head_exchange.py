@@ -10,6 +10,8 @@ from typing import Any
 from vllm.config import set_current_vllm_config
 
 from eagle_plugin.common.deploy_folder import Served
+from eagle_plugin.heads.block_config import METHOD
+from eagle_plugin.heads.files import HeadError
 from eagle_plugin.heads.same_form import check_same_form
 from eagle_plugin.heads.vllm_rules import check_head
 from eagle_plugin.runtime.head_mailbox import HeadMailbox, open_mailbox
@@ -46,6 +48,10 @@ def exchange_head(runner: Any, head: Path) -> None:
         head stays.
     """
     config, drafter = runner.vllm_config, runner.drafter
+    if config.speculative_config.method == METHOD:
+        raise HeadError(
+            f"{head} cannot take the place of a block drafter that is served, start the server again with it"
+        )
     draft = config.speculative_config.draft_model_config
     check_head(config.model_config.model, head, config.speculative_config.method)
     check_same_form(draft.model, head)

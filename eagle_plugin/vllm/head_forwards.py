@@ -145,6 +145,7 @@ class HeadForwards:
     max_num_tokens: int  # rows of a forward
     _draft_attn_layer_names: set[str]  # of the head's layers
     levels = HeadLevels()
+    block_rows = 0  # of a request, which a block drafter writes after its tokens
     _draft_to_target: Tensor | None = None
 
     def read_head(self, load: Callable[[], Any]) -> Any:

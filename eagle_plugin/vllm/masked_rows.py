@@ -70,7 +70,7 @@ class HeadRows(NamedTuple):
 
     tokens: Tensor  # [r] int32
     positions: Tensor  # [r] int64
-    hidden: Tensor  # [r, H]
+    hidden: Tensor  # [r, H]; [r, 0] where the head reads tokens alone
     metadata: TreeMetadata
 
 

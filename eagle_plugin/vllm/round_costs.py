@@ -126,7 +126,8 @@ class RoundTimer:
         self._device: torch.device = runner.device
         self.most_requests: int = runner.max_num_reqs
         self.most_rows: int = runner.max_num_tokens
-        self.longest: int = runner.max_model_len - caps.reach
+        self._reach: int = caps.reach + runner.drafter.block_rows  # positions after a prefix that a round writes
+        self.longest: int = runner.max_model_len - self._reach
         self.short: int = min(SHORT, self.longest)
         groups = runner.kv_cache_config.kv_cache_groups
         self._blocks = blocks_in_every_rank(runner)
@@ -137,7 +138,7 @@ class RoundTimer:
 
     def fits(self, b: int, rows: int, prefix: int) -> bool:
         """Whether the worker has room for such a round."""
-        tokens = b * (prefix + self._caps.reach)
+        tokens = b * (prefix + self._reach)
         return (
             b <= self.most_requests and b * rows <= self.most_rows and tokens <= self._slots and prefix <= self.longest
         )
@@ -241,7 +242,7 @@ class RoundTimer:
 
     def _places(self, b: int, prefix: int) -> list[Places]:
         """Places for b requests in each group of caches; what they hold does not matter, so that groups may overlap."""
-        positions, owned = prefix + self._caps.reach, []
+        positions, owned = prefix + self._reach, []
         for size, _ in self._groups:
             blocks = -(-positions // size)
             owned.append((torch.arange(b * blocks, device=self._device) % self._blocks).view(b, blocks))

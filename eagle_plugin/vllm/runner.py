@@ -14,7 +14,7 @@ from vllm.v1.sample.thinking_budget_state import maybe_create_thinking_budget_st
 from vllm.v1.worker.gpu_model_runner import AsyncGPUModelRunnerOutput
 
 from eagle_plugin.vllm.backend import tree_attention
-from eagle_plugin.vllm.drafter import TreeProposer
+from eagle_plugin.vllm.drafter import TreeDrafting, proposer_of
 from eagle_plugin.vllm.sampling import RequestDraws
 from eagle_plugin.vllm.scheduled_shapes import tell_shape
 from eagle_plugin.vllm.step_state import StepState, has_grammar
@@ -28,12 +28,12 @@ class TreeModelRunner(TreeSteps, TargetRunner):
     The runner of a GPU; `cpu_worker.TreeCPUModelRunner` is that of a CPU.
     """
 
-    drafter: TreeProposer
+    drafter: TreeDrafting
 
     def __init__(self, vllm_config: Any, device: torch.device) -> None:
         super().__init__(vllm_config, device)
         self._begin(vllm_config)
-        self.drafter = TreeProposer(vllm_config, device, self)
+        self.drafter = proposer_of(vllm_config, device, self)
         engine = vllm_config.parallel_config.data_parallel_index
         self._draws = RequestDraws(self.input_batch.vocab_size, device, self.model_config.seed, engine)
         self._sampled: StepState | None = None  # of the step that was sampled last

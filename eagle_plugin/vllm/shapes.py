@@ -110,10 +110,11 @@ def choose_shapes(runner: Any, caps: Shape, mode: str, logger: logging.Logger) -
     mode: the value of ``EAGLE_POLICY``. Where a round writes as many tokens as a request can have, trees are hardly
     ever drafted: nothing to choose.
     """
-    if mode != "auto" or runner.max_model_len <= caps.reach:
+    reach = caps.reach + runner.drafter.block_rows
+    if mode != "auto" or runner.max_model_len <= reach:
         reason = ""
         if mode == "auto":
-            reason = f"--max-model-len is {runner.max_model_len} tokens, of which a round writes {caps.reach}"
+            reason = f"--max-model-len is {runner.max_model_len} tokens, of which a round writes {reach}"
         logger.info(without_policy(caps, mode, reason))
         return without_costs(caps, mode)
     graphs = captured_costs.has_graphs(runner)

@@ -22,8 +22,7 @@ from eagle_plugin.runtime.round import Drafts, TreeRows, accept
 from eagle_plugin.runtime.round_memory import OneRequest
 from eagle_plugin.vllm.accepted_tokens import CacheGroup, output_tokens
 from eagle_plugin.vllm.attention import Rows, TreeMetadata
-from eagle_plugin.vllm.drafter import TreeProposer
-from eagle_plugin.vllm.head_forwards import DraftBatch, PathBatch
+from eagle_plugin.vllm.head_forwards import DraftBatch, HeadForwards, PathBatch
 from eagle_plugin.vllm.linear_step import LinearStep
 from eagle_plugin.vllm.step_memory import Root, StepMemory
 from eagle_plugin.vllm.target_adapters import TargetAdapters
@@ -63,7 +62,7 @@ class StepFunctions(CapturedRounds[StepMemory]):
 
     def __init__(
         self,
-        drafter: TreeProposer,
+        drafter: HeadForwards,
         groups: Sequence[CacheGroup],
         caps: Shape,
         target: tuple[Tensor, Tensor],

@@ -9,10 +9,12 @@ import logging
 from typing import Any
 
 from eagle_plugin.common.errors import UserError
+from eagle_plugin.core.shape import Levels
+from eagle_plugin.heads.block_config import METHOD
+from eagle_plugin.heads.block_drafter import block_warnings, describe_block
 from eagle_plugin.heads.description import read_head
 from eagle_plugin.heads.files import HeadError, LeftToEngine
 from eagle_plugin.heads.manifest import trained_depths
-from eagle_plugin.heads.vllm_classes import SERVED
 from eagle_plugin.heads.vllm_rules import check_head, count_aux
 from eagle_plugin.policy.chooser import policy_mode
 from eagle_plugin.policy.log import log_seconds
@@ -21,6 +23,7 @@ from eagle_plugin.runtime.head_mailbox import check_folder
 from eagle_plugin.runtime.preflight import can_check, refuse_targets_config
 from eagle_plugin.runtime.startup import engine_serves
 from eagle_plugin.runtime.synthetic import WARNING, source_of
+from eagle_plugin.vllm.block_support import levels_of_drafter, unserved_heads
 from eagle_plugin.vllm.cache_dtypes import FLOAT8
 from eagle_plugin.vllm.compile_cache import set_compile_key
 from eagle_plugin.vllm.draft_limits import draft_limits, limits_above
@@ -39,7 +42,7 @@ from eagle_plugin.vllm.synthetic import SETTING, synthetic_rates
 
 logger = logging.getLogger("vllm.eagle_plugin")
 
-METHODS = ("eagle", "eagle3")
+METHODS = ("eagle", "eagle3", METHOD)
 # By the kind of device: vLLM's own worker, and ours.
 ENGINE_WORKERS = {"cpu": "vllm.v1.worker.cpu_worker.CPUWorker", "cuda": "vllm.v1.worker.gpu_worker.Worker"}
 WORKERS = {
@@ -81,12 +84,15 @@ def choose_worker(vllm_config: Any) -> None:
     check_folder()
     synthetic = synthetic_rates(speculative)
     draft_limits(vllm_config)
-    levels = configured_levels(speculative)
-    trained = trained_depths(head) if levels.depth_is_free else None
+    is_block = speculative.method == METHOD
+    levels = Levels.PARALLEL if is_block else configured_levels(speculative)
+    trained = levels_of_drafter(speculative) if is_block else trained_depths(head) if levels.depth_is_free else None
     depth = trained or PARALLEL_LEVELS if levels.depth_is_free else None
     shape = options.shape(speculative.num_speculative_tokens, depth)
     try:
         warnings = _check_head(target, head, speculative.method, shape.steps)
+        if is_block and can_check(target, head):
+            warnings += block_warnings(head, speculative.num_speculative_tokens)
     except LeftToEngine as reason:
         _log_once(logging.WARNING, engine_serves(speculative.method, "vLLM", [str(reason)]))
         return
@@ -94,7 +100,7 @@ def choose_worker(vllm_config: Any) -> None:
         _log_once(logging.WARNING, f"eagle-plugin: {warning}")
     if can_check(target, head) and read_head(head).leftover_quantisation:
         speculative.draft_model_config.quantization = None  # its layers read the weights as they are stored
-    if can_check(target, head) and (count := count_aux(target, head)):
+    if can_check(target, head) and not is_block and (count := count_aux(target, head)):
         speculative.draft_model_config.hf_config.num_aux_hidden_states = count  # vLLM's class takes 3 for it
     shape = shape.within_steps(trained)
     v2, runner = choose_runner(vllm_config)
@@ -107,7 +113,8 @@ def choose_worker(vllm_config: Any) -> None:
     if synthetic is not None:
         _log_once(logging.WARNING, WARNING % source_of(synthetic, SETTING))
     keep_hits_long(speculative)
-    speculative.parallel_drafting = False  # it is how vLLM drafts; our worker knows the head by its mask token
+    if not is_block:
+        speculative.parallel_drafting = False  # it is how vLLM drafts; our worker knows the head by its mask token
     schedule_whole_prompts(vllm_config)
     if vllm_config.model_config.is_hybrid:
         _keep_one_state(vllm_config)
@@ -156,7 +163,12 @@ def _check_head(target: str, head: str, method: str, steps: int | None = None) -
 
     steps: the levels of its trees. Raises HeadError, and `LeftToEngine` where vLLM's own worker may serve it.
     """
-    return check_head(target, head, method, steps) if can_check(target, head) else []
+    if not can_check(target, head):
+        return []
+    if method == METHOD:
+        describe_block(target, head)
+        return []
+    return check_head(target, head, method, steps)
 
 
 def explain_refusal(arguments: Any) -> UserError | None:
@@ -189,7 +201,7 @@ def unsupported_reasons(vllm_config: Any) -> list[str]:
     if device_type not in WORKERS:
         return [f"--device {device_type}: only CPUs and NVIDIA GPUs are served"]
     speculative, parallel = vllm_config.speculative_config, vllm_config.parallel_config
-    model, draft = vllm_config.model_config, speculative.draft_model_config
+    model = vllm_config.model_config
     name = model.architectures[0]
     checks: tuple[tuple[bool, str], ...] = (
         (
@@ -225,10 +237,7 @@ def unsupported_reasons(vllm_config: Any) -> list[str]:
             f"target {name}: its images attend in both directions, which is not served yet; with "
             "--language-model-only its texts are",
         ),
-        (
-            draft.architecture not in SERVED,
-            f"draft head {draft.architecture}: not one of {', '.join(SERVED)}",
-        ),
+        *unserved_heads(vllm_config),
     )
     reasons = [why for found, why in checks if found] + unserved_connectors(vllm_config.kv_transfer_config)
     reasons = reasons or _needing_v2(vllm_config)  # which names some of them again

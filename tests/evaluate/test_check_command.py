@@ -6,6 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
+import dflash_models
 import pytest
 import tiny_models
 import torch
@@ -153,3 +154,27 @@ def test_layers_that_no_key_names_are_found(stepping_target: Path, markov_target
     command = ["export", str(wrong), str(tmp_path / "new"), "--target", str(stepping_target)]
     assert main([*command, "--aux-layers", "1,2,3", "--norm-output", "no"]) == 0  # the command of the message
     assert check(stepping_target, tmp_path / "new", prompts=PROMPTS).served.stats.accept_length > 4.9
+
+
+def test_a_block_drafter(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is described, and nothing here computes its drafts; commands for EAGLE heads say what it is."""
+    target = tiny_models.tiny_llama(tmp_path / "target", head_dim=32)
+    head, found = dflash_models.tiny_dflash(tmp_path / "head", target, block=8), tmp_path / "check.json"
+    assert main(["check", str(target), str(head), "--json", str(found)]) == 0
+    printed = capsys.readouterr().out
+    for line in (
+        "kind               dflash (block drafter)",
+        'vLLM               "method": "dflash" in --speculative-config',
+        "block              8 tokens, of which 7 are drafted",
+        "aux hidden states  outputs of target layers 1, 3, 5, counted from 0",
+    ):
+        assert line + "\n" in printed
+    assert json.loads(found.read_text())["block"] == 8
+    commands = (
+        ["check", str(target), str(head), "--engine", "sglang"],
+        ["eval", str(target), str(head)],
+        ["export", str(head), str(tmp_path / "new"), "--target", str(target)],
+    )
+    for command in commands:
+        assert main(command) == 2
+        assert "is a block drafter" in capsys.readouterr().err

@@ -61,7 +61,7 @@ def peagle_head(
     c = write_config(path, **(eagle3_config(t, dtype, len(kept), None) | shape))
     with safe_open(str(Path(target) / "model.safetensors"), framework="pt") as file:
         lm_head = file.get_tensor("lm_head.weight").float()
-    copies = torch.tensor(_unused_ids(vocab, kept))
+    copies = torch.tensor(unused_ids(vocab, kept, MASK))
     following = torch.tensor(kept)[lm_head[kept][:, kept].argmax(0)]  # most likely next token of each kept one
     of_next = copies[torch.searchsorted(torch.tensor(kept), following)]
     lm_head[:, copies] = lm_head[:, kept]
@@ -88,8 +88,9 @@ def peagle_head(
     return path
 
 
-def _unused_ids(vocab: int, kept: list[int]) -> list[int]:
-    free = sorted(set(range(vocab)) - {*kept, MASK}, reverse=True)
+def unused_ids(vocab: int, kept: list[int], mask: int) -> list[int]:
+    """Ids that a target which says only `kept` never says, one per kept token."""
+    free = sorted(set(range(vocab)) - {*kept, mask}, reverse=True)
     assert len(free) >= len(kept), f"{len(kept)} tokens of {vocab} leave no ids for their copies"
     return free[: len(kept)]
 

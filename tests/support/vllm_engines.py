@@ -63,7 +63,8 @@ def engine(
     global _open
     served = head is not None and not chain
     if head is not None:
-        method = "eagle3" if "Eagle3" in "".join(read_config(head)["architectures"]) else "eagle"
+        names = "".join(read_config(head)["architectures"])
+        method = next((name.lower() for name in ("Eagle3", "DFlash") if name in names), "eagle")
         speculative = {"method": method, "model": str(head), "num_speculative_tokens": nodes - 1}
         options = {"speculative_config": speculative} | options
     if served:

@@ -13,10 +13,12 @@ from vllm_sampling_metadata import sampling_metadata
 
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.kernels.gated_delta import Net
+from eagle_plugin.runtime.parallel_levels import Block, HeadLevels
 from eagle_plugin.runtime.round import Drafts, KVCaches
 from eagle_plugin.vllm import linear_attention
 from eagle_plugin.vllm.attention import TreeAttentionImpl, slot_table
 from eagle_plugin.vllm.batch import DraftStore, RoundBatch
+from eagle_plugin.vllm.block_drafts import BlockForwards
 from eagle_plugin.vllm.drafter import TreeProposer
 from eagle_plugin.vllm.masked_rows import HeadRows
 
@@ -75,6 +77,24 @@ class Head(TreeProposer):
 
     def _logits(self, normed: Any) -> Any:
         return torch.zeros(len(normed), DRAFT_VOCABULARY, device=CUDA)
+
+
+class BlockHead(BlockForwards, Head):
+    """The same for a block drafter; its keys and values of accepted tokens are only looked at."""
+
+    def __init__(self) -> None:
+        Head.__init__(self)
+        block = Block(7, SHAPE.width)
+        self.levels, self.block_rows = HeadLevels(block=block), block.rows
+        self.model.precompute_and_store_context_kv = self._check_context
+
+    def _check_context(self, states: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor) -> None:
+        for tensor in (states, positions, slots):
+            require_cuda("a context state", tensor)
+        assert len(states) == len(positions) == len(slots)
+
+    def _one_forward(self, rows: HeadRows) -> Any:
+        return Head._one_forward(self, rows)
 
 
 def linear_layer(name: str) -> Any:

@@ -7,11 +7,14 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from eagle_plugin.common.atomic_io import write_output
 from eagle_plugin.common.command_end import importing
 from eagle_plugin.common.command_line import Parser, print_table
 from eagle_plugin.common.progress import progress_bar
+from eagle_plugin.heads.block_config import ARCHITECTURE, METHOD, is_block_drafter
+from eagle_plugin.heads.block_drafter import describe_block
 from eagle_plugin.heads.checkpoint import HeadInfo, check_head
 from eagle_plugin.heads.files import HeadError, LeftToEngine, read_config
 from eagle_plugin.heads.kinds import HEADS, stored_algorithm
@@ -32,6 +35,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Print a table of what was found; raises UserError for a head that does not fit."""
     arguments = _parse(argv)
     target, head = target_folder(arguments.target), head_folder(arguments.head)
+    if (head / "config.json").is_file() and is_block_drafter(read_config(head)):
+        _print_block_drafter(target, head, arguments)
+        return
     info = _described(target, head, arguments.engine, arguments.algorithm)
     warnings, drafts, measured = list(info.warnings), "not measured (--files-only)", {}
     if not arguments.files_only:
@@ -65,6 +71,43 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(f"warning: {warning}", file=sys.stderr)
     if arguments.json:
         found = {"kind": info.kind, "aux_layers": info.aux_layer_ids, **measured, "warnings": warnings}
+        write_output(arguments.json, [json.dumps(found, indent=1), "\n"], "name another file with --json")
+
+
+def _print_block_drafter(target: Path, head: Path, arguments: argparse.Namespace) -> None:
+    """The table of a block drafter, whose drafts nothing but an engine computes.
+
+    Raises:
+        HeadError: vLLM does not serve it for this target; `LeftToEngine` where vLLM alone may.
+    """
+    if arguments.engine == "sglang" or arguments.algorithm is not None:
+        raise HeadError(
+            f"{head} is a block drafter, which the plugin serves in vLLM only; SGLang's own worker serves it with "
+            "--speculative-algorithm DFLASH, and eagle-plugin check --engine vllm judges it by vLLM's rules"
+        )
+    info = describe_block(target, head)
+    block = f"{info.block} tokens, of which {info.block - 1} are drafted" if info.block else "not in config.json"
+    print_table(
+        ("head", head),
+        ("target", target),
+        ("kind", f"{METHOD} (block drafter)"),
+        ("vLLM", f'"method": "{METHOD}" in --speculative-config'),
+        ("SGLang", "left to SGLang's own worker: the plugin serves block drafters in vLLM only"),
+        ("architecture", f"{ARCHITECTURE}, {info.num_layers} layer(s), hidden size {info.hidden_size}"),
+        ("block", block),
+        ("mask token", info.mask_token),
+        ("vocabulary", f"{info.draft_vocab_size:,} of {info.vocab_size:,} tokens"),
+        ("aux hidden states", f"outputs of target layers {', '.join(map(str, info.target_layers))}, counted from 0"),
+        ("weights", f"{info.parameters / 1e6:.1f} M parameters, {info.dtype}, {info.bytes / 2**20:.1f} MiB"),
+        ("drafts", "not measured: only an engine computes them"),
+    )
+    if arguments.json:
+        found: dict[str, Any] = {
+            "kind": METHOD,
+            "target_layers": info.target_layers,
+            "block": info.block,
+            "warnings": [],
+        }
         write_output(arguments.json, [json.dumps(found, indent=1), "\n"], "name another file with --json")
 
 

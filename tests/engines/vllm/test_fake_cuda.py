@@ -22,6 +22,7 @@ from vllm_fake_cuda import (
     SHAPE,
     VOCABULARY,
     B,
+    BlockHead,
     Head,
     attention_layer,
     caches,
@@ -87,6 +88,8 @@ def test_a_round(library: FakeLibrary, name: str, greedy: bool) -> None:
     assert all_on_cuda(*state) and state.top.logp.shape[:2] == (B, SHAPE.steps)
     head.max_num_tokens = len(extend.tokens)  # no room for masked rows
     assert head.extend(extend, features, table(), SHAPE, greedy).top.logp.dim() == 2
+    state = BlockHead().extend(extend, features, table(), SHAPE, greedy)
+    assert all_on_cuda(*state) and state.top.logp.shape[:2] == (B, SHAPE.steps)
 
 
 @pytest.mark.parametrize("greedy", [False, True], ids=["sampled", "greedy"])

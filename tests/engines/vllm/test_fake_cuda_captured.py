@@ -15,6 +15,7 @@ from vllm_fake_cuda import (
     SHAPE,
     VOCABULARY,
     B,
+    BlockHead,
     Head,
     attention_layer,
     caches,
@@ -54,16 +55,16 @@ def target_attention(layers: dict[str, TreeMetadata], tokens: torch.Tensor, posi
     return q
 
 
-@pytest.mark.parametrize("parallel", [False, True], ids=["levels one by one", "all levels at once"])
+@pytest.mark.parametrize("levels", ["one by one", "all at once", "by a block"])
 @pytest.mark.parametrize("greedy", [False, True], ids=["sampled", "greedy"])
-def test_captured_functions(library: FakeLibrary, greedy: bool, parallel: bool) -> None:
+def test_captured_functions(library: FakeLibrary, greedy: bool, levels: str) -> None:
     """What is captured, and what is copied into its memory and out of it; three requests are padded to four.
 
     Each shape is verified once, and another one drafted then.
     """
-    head, zeros = Head(), torch.zeros(B, dtype=torch.int64, device=CUDA)
+    head, zeros = (BlockHead if levels == "by a block" else Head)(), torch.zeros(B, dtype=torch.int64, device=CUDA)
     head._draft_attn_layer_names = {"layer"}
-    if parallel:
+    if levels == "all at once":
         head.levels = HeadLevels(MaskRow(7, torch.zeros(1, HIDDEN, device=CUDA)))
     target = torch.zeros(1, VOCABULARY, device=CUDA), torch.zeros(1, 3 * HIDDEN, device=CUDA)
     rows = torch.zeros(100, dtype=torch.int64, device=CUDA)
@@ -89,7 +90,7 @@ def test_captured_functions(library: FakeLibrary, greedy: bool, parallel: bool) 
         root = step.extend(paths, [torch.zeros(len(slots), HIDDEN, device=CUDA)] * 3, greedy)
         trees = DraftBatch(drafted, root.lengths, table(), params, keys, None)
         assert step.can_draft(trees, root.state)
-        assert root.state.top.logp.dim() == (3 if parallel else 2)
+        assert root.state.top.logp.dim() == (2 if levels == "one by one" else 3)
         drafts = step.draft_tree(trees, root.tokens, root.state)
         assert drafts.tree.tokens.shape == (B, drafted.width)
         assert all_on_cuda(tokens, *accepted, *drafts.tree) and len(tokens) == B
