@@ -1,7 +1,7 @@
 """Looked-up branches: what followed an earlier occurrence of a request's last tokens, beside the nodes of the head.
 
 Letters in shapes: R rows of requests, N tokens of a history, P tokens of a path, b requests, L a request's committed
-length, whose root has position L, C candidates of the head, E steps of a path that a round may take, W nodes of a tree.
+length, whose root has position L, C candidates of the head, E steps of a path that a round may take.
 
 A step of a path is right more often than the head alone says. How much more is measured: the head gives the looked-up
 token the probability q, so it expects a miss with 1 - q; of steps of one kind, r is the number of misses over the sum
@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from eagle_plugin.core.tree import CandidateTable, DraftTree
+from eagle_plugin.core.tree import CandidateTable
 from eagle_plugin.core.verify import Accepted
 
 MIN_MATCH = 2  # tokens that must be equal: after fewer, another token follows more often than the same
@@ -30,7 +30,10 @@ LEAST_RATIO = 0.02  # of misses: no step is taken to be surer
 
 
 class TokenHistory(NamedTuple):
-    """The last tokens of each request, and what was looked up in them; all of it is on the device."""
+    """The last tokens of each request, and what was looked up in them; all of it is on the device.
+
+    Row 0 is nobody's: a request with it, or padding, gets no branches and leaves no trace.
+    """
 
     tokens: Tensor  # [R, N] int32: the token of position p in column p % N; below 0 it matches nothing
     begins: Tensor  # [R] int64: first position that is known
@@ -39,6 +42,7 @@ class TokenHistory(NamedTuple):
     cells: Tensor  # [R, P] int32: of each step; -1 after the path's end
     doubts: Tensor  # [R, P] float32: 1 - q of each step
     starts: Tensor  # [R] int64: position of the path's first token, -1 without a path
+    taken: Tensor  # [R] int32: its first steps that are nodes of the tree
     expected: Tensor  # [R, CELLS] float32: misses that the head alone expected
     missed: Tensor  # [R, CELLS] float32: misses
     counts: Tensor  # [R, 2] int64: nodes that only looked-up paths brought into trees, and how many were accepted
@@ -62,6 +66,7 @@ class TokenHistory(NamedTuple):
             cells=whole(rows, steps, value=-1, dtype=torch.int32),
             doubts=torch.zeros(rows, steps, device=device),
             starts=whole(rows, value=-1),
+            taken=whole(rows, dtype=torch.int32),
             expected=sums,
             missed=sums.clone(),
             counts=whole(rows, 2),
@@ -75,13 +80,14 @@ def put_tokens(history: TokenHistory, rows: Tensor, first: Tensor, tokens: Tenso
     Positions after them are no longer known. Where they do not follow what is known, nothing before them is.
     """
     window = history.tokens.shape[1]
-    follows = (first <= history.ends[rows] + 1) & (first >= history.begins[rows])
-    history.begins[rows] = torch.where(follows, history.begins[rows], first)
-    history.ends[rows] = first + lengths - 1
+    begins, ends, has_row = history.begins[rows], history.ends[rows], rows > 0
+    follows = (first <= ends + 1) & (first >= begins)
+    history.begins[rows] = torch.where(follows | ~has_row, begins, first)
+    history.ends[rows] = torch.where(has_row, first + lengths - 1, ends)
     for i in range(tokens.shape[1]):
         column = (first + i) % window
         old = history.tokens[rows, column]
-        history.tokens[rows, column] = torch.where(lengths > i, tokens[:, i].int(), old)
+        history.tokens[rows, column] = torch.where(has_row & (lengths > i), tokens[:, i].int(), old)
 
 
 def longest_match(history: TokenHistory, rows: Tensor, prefix_lens: Tensor) -> tuple[Tensor, Tensor]:
@@ -118,18 +124,25 @@ def copied_path(history: TokenHistory, rows: Tensor, prefix_lens: Tensor, steps:
     places = at[:, None] + 1 + torch.arange(steps, device=at.device) % period
     window = history.tokens.shape[1]
     tokens = history.tokens[rows].gather(1, places.clamp(min=0) % window).long()
-    is_known = (tokens >= 0).cumprod(dim=1).bool() & (matched > 0)[:, None]
+    is_known = (tokens >= 0).cumprod(dim=1).bool() & ((matched > 0) & (rows > 0))[:, None]
     return tokens.where(is_known, 0), is_known.sum(dim=1), matched
 
 
 def look_up(
-    history: TokenHistory, table: CandidateTable, candidates: int, rows: Tensor, prefix_lens: Tensor, roots: Tensor
+    history: TokenHistory,
+    table: CandidateTable,
+    candidates: int,
+    width: int,
+    rows: Tensor,
+    prefix_lens: Tensor,
+    roots: Tensor,
 ) -> None:
     """Merge the looked-up path of each request into its candidates, and note it for `append_tokens`.
 
     The table has C = `candidates` candidates of the head and E more places, at least one for each of its levels. The step of depth d that is no candidate of
     the head becomes candidate C + d - 1; a place without one is an impossible child of the root. The scores of the
-    head's candidates change as the module says. rows, prefix_lens and roots [b] int64; a root is noted at its position.
+    head's candidates change as the module says. width: of the trees that the best candidates become. rows, prefix_lens
+    and roots [b] int64; a root is noted at its position.
     """
     put_tokens(history, rows, prefix_lens, roots[:, None], torch.ones_like(rows))
     steps = table.scores.shape[1] - candidates
@@ -148,6 +161,7 @@ def look_up(
     on_path[:, 0] = -1
     gains, ceilings = (torch.zeros(b, steps + 1, device=device) for _ in range(2))
     cells = torch.full((b, steps), -1, dtype=torch.int32, device=device)
+    nodes = cells.long()  # candidate of each step
     doubts = torch.zeros(b, steps, device=device)
     for i in range(steps):
         goes_on = count > i
@@ -171,6 +185,7 @@ def look_up(
         table.tokens[:, place] = torch.where(is_new, tokens[:, i], 0)
         table.parents[:, place] = torch.where(is_new, current, -1).int()
         cells[:, i] = torch.where(goes_on, cell, -1).int()
+        nodes[:, i] = torch.where(goes_on, torch.where(shared, child, place), -1)
         doubts[:, i] = torch.where(goes_on, doubt, 0)
         is_shared = goes_on & shared
         current = torch.where(goes_on, torch.where(shared, child, place), current)
@@ -186,6 +201,9 @@ def look_up(
     history.cells[rows, :steps] = cells
     history.doubts[rows, :steps] = doubts
     history.starts[rows] = torch.where(count > 0, prefix_lens + 1, -1)
+    ranks = table.scores.sort(dim=1, descending=True, stable=True).indices.argsort(dim=1)
+    is_node = (nodes >= 0) & (ranks.gather(1, nodes.clamp(min=0)) < width - 1)  # parents are better than children
+    history.taken[rows] = is_node.sum(dim=1).int()
 
 
 def _rescore(
@@ -207,35 +225,27 @@ def _rescore(
     )
 
 
-def append_tokens(
-    history: TokenHistory, rows: Tensor, prefix_lens: Tensor, accepted: Accepted, tree: DraftTree
-) -> None:
-    """Note the accepted tokens of a round, and what its looked-up path was worth; tree: what the target verified.
+def append_tokens(history: TokenHistory, rows: Tensor, prefix_lens: Tensor, accepted: Accepted) -> None:
+    """Note the accepted tokens of a round, and what its looked-up path was worth.
 
     rows and prefix_lens [b] int64 as the round began. A path that was looked up for another round counts for nothing.
     """
     longest, steps = accepted.tokens.shape[1], history.path.shape[1]
-    path, cells, doubts = history.path[rows], history.cells[rows], history.doubts[rows]
-    right = history.starts[rows] == prefix_lens + 1
+    path, cells, doubts, taken = (x[rows] for x in (history.path, history.cells, history.doubts, history.taken))
     expected, missed, counts = history.expected[rows], history.missed[rows], history.counts[rows]
-    node = torch.zeros_like(rows)  # of the tree, -1 once the path leaves it
-    follows = right
+    is_here = history.starts[rows] == prefix_lens + 1
+    right = is_here
     for i in range(steps):
-        has_step = cells[:, i] >= 0
         cell = cells[:, i : i + 1].long().clamp(min=0)
-        children = (tree.parents == node[:, None]) & (tree.tokens == path[:, i : i + 1]) & has_step[:, None]
-        in_tree = follows & children.any(dim=1)
-        node = torch.where(in_tree, children.int().argmax(dim=1), -2)
-        follows = in_tree
-        is_own = (cell[:, 0] < len(LENGTHS)) | (cell[:, 0] >= UNLISTED * len(LENGTHS))
-        counts[:, 0] += in_tree & is_own
+        is_own = (cell[:, 0] < BEST * len(LENGTHS)) | (cell[:, 0] >= UNLISTED * len(LENGTHS))
+        in_tree = is_here & is_own & (taken > i)
+        counts[:, 0] += in_tree
         if i < longest:
-            judged = right & has_step & (accepted.lengths > i)
-            hit = judged & (accepted.tokens[:, i] == path[:, i])
-            counts[:, 1] += hit & in_tree & is_own & (accepted.lengths > i + 1)
+            judged = right & (cells[:, i] >= 0) & (accepted.lengths > i)
+            right = judged & (accepted.tokens[:, i] == path[:, i])
+            counts[:, 1] += right & in_tree & (accepted.lengths > i + 1)
             expected.scatter_add_(1, cell, torch.where(judged, doubts[:, i], 0)[:, None])
-            missed.scatter_add_(1, cell, (judged & ~hit).float()[:, None])
-            right = hit
+            missed.scatter_add_(1, cell, (judged & ~right).float()[:, None])
     full = expected > MOST_EXPECTED
     history.expected[rows] = torch.where(full, expected / 2, expected)
     history.missed[rows] = torch.where(full, missed / 2, missed)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from eagle_plugin.core import lookup as oracle
 from eagle_plugin.core.lookup import CELLS, TokenHistory
-from eagle_plugin.core.tree import CandidateTable, DraftTree
+from eagle_plugin.core.tree import CandidateTable
 from eagle_plugin.core.verify import Accepted
 from eagle_plugin.kernels.checks import check_all, check_values
 from eagle_plugin.kernels.loader import function
@@ -18,12 +18,18 @@ __all__ = ["TokenHistory", "append_tokens", "look_up"]
 
 
 def look_up(
-    history: TokenHistory, table: CandidateTable, candidates: int, rows: Tensor, prefix_lens: Tensor, roots: Tensor
+    history: TokenHistory,
+    table: CandidateTable,
+    candidates: int,
+    width: int,
+    rows: Tensor,
+    prefix_lens: Tensor,
+    roots: Tensor,
 ) -> None:
     """Merge the looked-up path of each request into its candidates; see `core.lookup.look_up`."""
     native = function("look_up", rows.device.type)
     if native is not None:
-        native(history, *table, candidates, rows, prefix_lens, roots)
+        native(history, *table, candidates, width, rows, prefix_lens, roots)
         return
     size, steps = _check_history(history, rows, prefix_lens)
     capacity = check_all(
@@ -38,26 +44,22 @@ def look_up(
             f"table holds {capacity} candidates, {candidates} of the head, wanted 1 to {steps} more: the history keeps "
             "paths of that length"
         )
-    oracle.look_up(history, table, candidates, rows, prefix_lens, roots)
+    oracle.look_up(history, table, candidates, width, rows, prefix_lens, roots)
 
 
-def append_tokens(
-    history: TokenHistory, rows: Tensor, prefix_lens: Tensor, accepted: Accepted, tree: DraftTree
-) -> None:
+def append_tokens(history: TokenHistory, rows: Tensor, prefix_lens: Tensor, accepted: Accepted) -> None:
     """Note the accepted tokens of a round; see `core.lookup.append_tokens`."""
     native = function("append_tokens", rows.device.type)
     if native is not None:
-        native(history, rows, prefix_lens, accepted.tokens, accepted.lengths, tree.tokens, tree.parents)
+        native(history, rows, prefix_lens, accepted.tokens, accepted.lengths)
         return
     _check_history(history, rows, prefix_lens)
     check_all(
         ("accepted.tokens", accepted.tokens, "int64 b E"),
         ("accepted.lengths", accepted.lengths, "int32 b"),
-        ("tree.tokens", tree.tokens, "int64 b W"),
-        ("tree.parents", tree.parents, "int32 b W"),
         b=len(rows),
     )
-    oracle.append_tokens(history, rows, prefix_lens, accepted, tree)
+    oracle.append_tokens(history, rows, prefix_lens, accepted)
 
 
 def _check_history(history: TokenHistory, rows: Tensor, prefix_lens: Tensor) -> tuple[int, int]:
@@ -70,6 +72,7 @@ def _check_history(history: TokenHistory, rows: Tensor, prefix_lens: Tensor) -> 
         ("history.cells", history.cells, "int32 R P"),
         ("history.doubts", history.doubts, "float32 R P"),
         ("history.starts", history.starts, "int64 R"),
+        ("history.taken", history.taken, "int32 R"),
         ("history.expected", history.expected, f"float32 R {CELLS}"),
         ("history.missed", history.missed, f"float32 R {CELLS}"),
         ("history.counts", history.counts, "int64 R 2"),

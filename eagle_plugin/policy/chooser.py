@@ -80,6 +80,8 @@ class ShapeChooser:
     same order, later. Nothing waits for a device.
     """
 
+    looked_up: Callable[[], tuple[int, int]] | None = None  # as in `PolicyReport`, where branches are looked up
+
     def __init__(
         self,
         caps: Shape,
@@ -236,6 +238,7 @@ class ShapeChooser:
             reading=policy.reading(),
             phases=self.phases,
             errors=tuple(self.errors),
+            looked_up=() if self.looked_up is None else self.looked_up(),
         )
 
     def _has_seen_more(self) -> None:
@@ -277,7 +280,7 @@ class ShapeChooser:
     def _sums_of(self, shape: Shape, scores: Tensor) -> PathSums:
         if shape not in self._path_sums:
             assert self.policy is not None
-            self._path_sums[shape] = PathSums(shape, self.policy.shapes, scores.device)
+            self._path_sums[shape] = PathSums(shape, self.policy.shapes, scores.device, scores.shape[1])
         return self._path_sums[shape]
 
 

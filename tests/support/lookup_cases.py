@@ -11,10 +11,10 @@ from eagle_plugin.core.tree import CandidateTable, Frontier, grow_level, new_tab
 PRIOR = torch.linspace(0.1, 0.9, CELLS)
 
 
-def history_of(texts: list[list[int]], window: int, steps: int, rows: int | None = None) -> TokenHistory:
-    """The histories of these texts, each in the row of its place; -1 is a token that matches nothing."""
-    history = TokenHistory.empty(rows or len(texts), window, steps, PRIOR)
-    for row, text in enumerate(texts):
+def history_of(texts: list[list[int]], window: int, steps: int) -> TokenHistory:
+    """The histories of these texts, in the rows from 1 on; -1 is a token that matches nothing."""
+    history = TokenHistory.empty(1 + len(texts), window, steps, PRIOR)
+    for row, text in enumerate(texts, start=1):
         for position in range(max(len(text) - window, 0), len(text)):
             history.tokens[row, position % window] = text[position]
         history.begins[row], history.ends[row] = max(len(text) - window, 0), len(text) - 1

@@ -19,6 +19,7 @@ struct HistoryRow {  // of one request
   float* doubts;
   int32_t steps;  // P
   int64_t* start;
+  int32_t* taken;
   float *expected, *missed;
   int64_t* counts;
 
@@ -77,14 +78,16 @@ EAGLE_HD int32_t length_class(int32_t length) { return length >= 9 ? 3 : length 
 struct LookupScratch {           // shared by the team; the last head candidate of depth d on the path, and what
   int32_t nodes[kMaxWidth + 1];  // candidates that leave it there gain, and the score that they may not exceed
   float gains[kMaxWidth + 1], ceilings[kMaxWidth + 1];
-  int32_t shared;  // nodes of the path that are candidates of the head, the root not counted
+  int32_t path[kMaxWidth];  // candidate of each step
+  int32_t shared;           // nodes of the path that are candidates of the head, the root not counted
 };
 
 // Merges the path that was looked up into the candidates; the caller checks that steps <= 64 and that the table has
 // candidates + steps places.
 template <class Team>
 EAGLE_HD void look_up(const Team& team, LookupScratch& scratch, const HistoryRow& history, const float* prior,
-                      TableRow table, int32_t candidates, int32_t steps, int64_t prefix_len, int64_t root) {
+                      TableRow table, int32_t candidates, int32_t steps, int32_t width, int64_t prefix_len,
+                      int64_t root) {
   put_tokens(team, history, prefix_len, &root, 1);
   const Match match = longest_match(team, history, prefix_len);
   const int64_t period = prefix_len - match.at;
@@ -124,6 +127,7 @@ EAGLE_HD void look_up(const Team& team, LookupScratch& scratch, const HistoryRow
       history.path[count] = token;
       history.cells[count] = cell;
       history.doubts[count] = doubt;
+      scratch.path[count] = child < 0 ? place : child;
     }
     is_shared = child >= 0;
     if (is_shared) {
@@ -139,6 +143,7 @@ EAGLE_HD void look_up(const Team& team, LookupScratch& scratch, const HistoryRow
   if (team.rank() == 0) {
     scratch.shared = shared;
     *history.start = count > 0 ? prefix_len + 1 : -1;
+    *history.taken = 0;
     for (int32_t i = count; i < history.steps; ++i) {
       history.cells[i] = -1;
       if (i >= steps) continue;
@@ -162,36 +167,35 @@ EAGLE_HD void look_up(const Team& team, LookupScratch& scratch, const HistoryRow
       table.scores[c] = score < scratch.ceilings[depth] ? score : scratch.ceilings[depth];
     }
   }
+  team.sync();
+  // The steps that are among the width - 1 best candidates: each is better than the next.
+  int32_t taken = 0;
+  for (; taken < count; ++taken) {
+    const int32_t node = scratch.path[taken];
+    const uint64_t key = best_key(table.scores[node], node);
+    int32_t better = 0;
+    for (int32_t c = team.rank(); c < candidates + steps; c += team.size())
+      better += best_key(table.scores[c], c) > key;
+    if (team.sum(better) >= width - 1) break;
+  }
+  if (team.rank() == 0) *history.taken = taken;
 }
-
-struct TreeTokens {  // of one request
-  const int64_t* tokens;
-  const int32_t* parents;
-  int32_t width;
-};
 
 // Notes the accepted tokens of a round, and what its looked-up path was worth.
 template <class Team>
 EAGLE_HD void append_tokens(const Team& team, const HistoryRow& history, int64_t prefix_len, const int64_t* tokens,
-                            int32_t length, const TreeTokens& tree) {
+                            int32_t length) {
   if (team.rank() == 0 && *history.start == prefix_len + 1) {
-    int32_t node = 0;
     bool right = true;
     for (int32_t i = 0; i < history.steps && history.cells[i] >= 0; ++i) {
       const int32_t cell = history.cells[i], kind = cell / kLengthClasses;
-      const bool is_own = kind == kUnread || kind == kUnlisted;
-      int32_t child = 0;
-      for (int32_t n = 1; node >= 0 && n < tree.width && child == 0; ++n) {
-        if (tree.parents[n] == node && tree.tokens[n] == history.path[i]) child = n;
-      }
-      node = child > 0 ? child : -1;
-      history.counts[0] += node > 0 && is_own;
-      if (right && i < length) {
-        right = tokens[i] == history.path[i];
-        history.counts[1] += right && node > 0 && is_own && i + 1 < length;
-        history.expected[cell] += history.doubts[i];
-        history.missed[cell] += right ? 0.0f : 1.0f;
-      }
+      const bool in_tree = (kind == kUnread || kind == kUnlisted) && i < *history.taken;
+      history.counts[0] += in_tree;
+      if (!right || i >= length) continue;
+      right = tokens[i] == history.path[i];
+      history.counts[1] += right && in_tree && i + 1 < length;
+      history.expected[cell] += history.doubts[i];
+      history.missed[cell] += right ? 0.0f : 1.0f;
     }
     for (int32_t cell = 0; cell < kCells; ++cell) {
       if (history.expected[cell] > kMostExpected) history.expected[cell] /= 2, history.missed[cell] /= 2;
