@@ -2,12 +2,12 @@
 
     python benchmarks/lookup.py [--json out/lookup.json]
 
-The target (SmolLM2-135M-Instruct) answers at temperature 0, and rounds are played along its answers: each drafts a tree
+The target (SmolLM2-135M-Instruct) answers at temperature 0, and rounds run along its answers: each drafts a tree
 by the head of examples/heads, with the branches that `eagle_plugin.core.lookup` finds in the prompt and the answer so
 far, follows it as far as it is the answer, and begins the next one there. A plain round of the same answer has accept
 length 1. There is no time in it: what a round costs does not depend on where its nodes are from.
 
-ordinary: questions of examples/prompts. repeating: texts and code to be repeated, wholly or with one change.
+ordinary: questions of examples/prompts. repeating: sequences and code to be repeated, wholly or with one change.
 
 ratios: for every kind of step ("cell" of `core.lookup`) how many were looked up, and the misses over the misses that
 the head alone expected: what `PRIOR` of eagle_plugin/runtime/lookups.py says of a request of which nothing is known.
@@ -66,7 +66,7 @@ class Answer(NamedTuple):
     begin: int  # of the answer in the tokens
 
 
-class Played(NamedTuple):
+class Yield(NamedTuple):
     """What the rounds of one answer yielded."""
 
     rounds: int
@@ -80,12 +80,14 @@ def prompts_of(options: argparse.Namespace) -> list[tuple[str, str]]:
     """Kind and text of each."""
     questions = chain.from_iterable(assign_rounds(read_questions(question_files())))
     ordinary = [("ordinary", question.prompt) for question in questions][: options.prompts]
-    texts = [textwrap.dedent(inspect.getsource(function)) for function in CODE]
-    repeating = [("repeating", task.format(text=text[:700])) for text in texts for task in TASKS]
+    sequences = [textwrap.dedent(inspect.getsource(function)) for function in CODE]
+    repeating = [("repeating", task.format(text=text[:700])) for text in sequences for task in TASKS]
     return [*ordinary, *repeating[: options.prompts]]
 
 
-def play(answer: Answer, head: DraftHead, features: Tensor, shape: Shape, with_lookup: bool, vocabulary: int) -> Played:
+def run_rounds(
+    answer: Answer, head: DraftHead, features: Tensor, shape: Shape, with_lookup: bool, vocabulary: int
+) -> Yield:
     """Rounds along an answer, from its first token on, which the prefill gives."""
     tokens, first = answer.tokens, answer.begin
     prefill = prefill_head(head, tokens, features)
@@ -111,7 +113,7 @@ def play(answer: Answer, head: DraftHead, features: Tensor, shape: Shape, with_l
         place += int(accepted.lengths)
         rounds += 1
     proposed, right = lookups.history.counts[1].tolist()
-    return Played(rounds, place - first, proposed, right, sums)
+    return Yield(rounds, place - first, proposed, right, sums)
 
 
 def walk(tree: DraftTree, text: list[int]) -> Accepted:
@@ -157,7 +159,7 @@ def main() -> None:
     head, tokenizer = load_head(model, folder, head_folder(options.head), algorithm="EAGLE3"), None
     tokenizer = AutoTokenizer.from_pretrained(folder)
     rows: list[dict[str, Any]] = []
-    played: dict[tuple[str, Shape, bool], list[Played]] = {}
+    found_by: dict[tuple[str, Shape, bool], list[Yield]] = {}
     for kind, text in prompts_of(options):
         chat = [{"role": "user", "content": text}]
         ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
@@ -167,13 +169,15 @@ def main() -> None:
         features = target_features(model, head, tokens)
         for shape in SHAPES:
             for with_lookup in (False, True):
-                found = play(Answer(kind, tokens, len(ids)), head, features, shape, with_lookup, model.config.vocab_size)
-                played.setdefault((kind, shape, with_lookup), []).append(found)
-    for (kind, shape, with_lookup), all_played in played.items():
-        total = [sum(values) for values in zip(*(one[:4] for one in all_played), strict=True)]
-        sums = sum(one.sums for one in all_played)
+                found = run_rounds(
+                    Answer(kind, tokens, len(ids)), head, features, shape, with_lookup, model.config.vocab_size
+                )
+                found_by.setdefault((kind, shape, with_lookup), []).append(found)
+    for (kind, shape, with_lookup), yields in found_by.items():
+        total = [sum(values) for values in zip(*(one[:4] for one in yields), strict=True)]
+        sums = sum(one.sums for one in yields)
         ratios = (sums[2] / sums[1].clamp(min=1e-9)).view(-1, len(LENGTHS)) if with_lookup else None
-        row = {"kind": kind, "shape": str(shape), "lookup": with_lookup, "answers": len(all_played), "rounds": total[0]}
+        row = {"kind": kind, "shape": str(shape), "lookup": with_lookup, "answers": len(yields), "rounds": total[0]}
         row |= {"accept_length": round(total[1] / total[0], 4), "looked_up": total[2], "looked_up_accepted": total[3]}
         if ratios is not None:
             row |= {"steps": sums[0].view(-1, len(LENGTHS)).int().tolist(), "ratios": ratios.round(decimals=3).tolist()}

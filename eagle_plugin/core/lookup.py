@@ -22,7 +22,7 @@ from eagle_plugin.core.verify import Accepted
 MIN_MATCH = 2  # tokens that must be equal: after fewer, another token follows more often than the same
 MAX_MATCH = 16  # longer matches are not told apart: the newest one is taken
 LENGTHS = (2, 3, 5, 9)  # the least match of each class of lengths
-UNREAD, BEST, LISTED, UNLISTED = range(4)  # the head: has no children there; lists the token first; later; not at all
+UNREAD, BEST, BELOW, UNLISTED = range(4)  # the head: has no children there; lists the token first; later; not at all
 CELLS = 4 * len(LENGTHS)  # kind of the head's answer * 4 + class of the length
 PRIOR_WEIGHT = 4.0  # expected misses that the prior counts as
 MOST_EXPECTED = 32.0  # of one cell: then both its sums are halved, so that it follows a text that changes
@@ -139,10 +139,10 @@ def look_up(
 ) -> None:
     """Merge the looked-up path of each request into its candidates, and note it for `append_tokens`.
 
-    The table has C = `candidates` candidates of the head and E more places, at least one for each of its levels. The step of depth d that is no candidate of
-    the head becomes candidate C + d - 1; a place without one is an impossible child of the root. The scores of the
-    head's candidates change as the module says. width: of the trees that the best candidates become. rows, prefix_lens
-    and roots [b] int64; a root is noted at its position.
+    The table has C = `candidates` candidates of the head and E more places, at least one for each of its levels. The
+    step of depth d that is no candidate of the head becomes candidate C + d - 1; a place without one is an impossible
+    child of the root. The scores of the head's candidates change as the module says. width: of the trees that the best
+    candidates become. rows, prefix_lens and roots [b] int64; a root is noted at its position.
     """
     put_tokens(history, rows, prefix_lens, roots[:, None], torch.ones_like(rows))
     steps = table.scores.shape[1] - candidates
@@ -169,7 +169,7 @@ def look_up(
         is_token = children & (table.tokens[:, :candidates] == tokens[:, i : i + 1])
         shared, child = is_token.any(dim=1), is_token.int().argmax(dim=1)
         best = scores.masked_fill(~children, -torch.inf).argmax(dim=1)
-        kind = torch.where(shared, torch.where(best == child, BEST, LISTED), UNLISTED)
+        kind = torch.where(shared, torch.where(best == child, BEST, BELOW), UNLISTED)
         kind = torch.where(children.any(dim=1), kind, UNREAD)
         length = (matched + i)[:, None] >= torch.tensor(LENGTHS, device=device)
         cell = kind * len(LENGTHS) + length.sum(dim=1) - 1
@@ -226,7 +226,7 @@ def _rescore(
 
 
 def append_tokens(history: TokenHistory, rows: Tensor, prefix_lens: Tensor, accepted: Accepted) -> None:
-    """Note the accepted tokens of a round, and what its looked-up path was worth.
+    """Note the accepted tokens of a round, and how its looked-up path fared.
 
     rows and prefix_lens [b] int64 as the round began. A path that was looked up for another round counts for nothing.
     """

@@ -54,10 +54,10 @@ class Lookup(NamedTuple):
 
 
 class Lookups:
-    """The texts of a server's requests."""
+    """The sequences of a server's requests."""
 
     def __init__(self, rows: int, caps: Shape, context: int, vocabulary: int, device: torch.device | str) -> None:
-        """rows: of requests, row 0, which is nobody's, among them; caps: of trees; context: the most tokens of a request;
+        """rows: of requests, with row 0, which is nobody's; caps: of trees; context: the most tokens of a request;
         vocabulary: of the target.
         """
         self._vocabulary, self._device = vocabulary, torch.device(device)
@@ -78,14 +78,14 @@ class Lookups:
         """For a draft of the requests in these rows [b] int64."""
         return Lookup(self.history, rows)
 
-    def begin(self, rows: Tensor, texts: Sequence[Sequence[int]]) -> None:
-        """New texts in these rows [b] int64, of which the host has all tokens; what was there before is forgotten.
+    def begin(self, rows: Tensor, sequences: Sequence[Sequence[int]]) -> None:
+        """New sequences in these rows [b] int64, of which the host has all tokens; what was there before is forgotten.
 
         A token that the target does not have, as of an image, matches nothing.
         """
         history, window = self.history, self.history.tokens.shape[1]
-        kept = [np.asarray(text[-window:], dtype=np.int64) for text in texts]
-        ends = np.array([len(text) for text in texts], dtype=np.int64)
+        kept = [np.asarray(text[-window:], dtype=np.int64) for text in sequences]
+        ends = np.array([len(text) for text in sequences], dtype=np.int64)
         begins = ends - np.array([len(text) for text in kept], dtype=np.int64)
         tokens = np.concatenate([*kept, ends[:0]])
         tokens[(tokens < 0) | (tokens >= self._vocabulary)] = -1
@@ -122,7 +122,7 @@ class Lookups:
         return self._counted[0], self._counted[1]
 
     def clear(self) -> None:
-        """Forget all texts and what was counted."""
+        """Forget all sequences and what was counted."""
         history = self.history
         history.begins.zero_()
         history.ends.fill_(-1)

@@ -1,4 +1,4 @@
-"""Which row of the looked-up texts each of vLLM's requests has."""
+"""Which row of the looked-up sequences each of vLLM's requests has."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class LookupRows:
         self._newest: tuple[list[int], Tensor] | None = None  # the rows of the step before
 
     def begin(self, requests: Iterable[Any]) -> None:
-        """Note the texts of vLLM's ``NewRequestData``; its V2 runner gets one for a resumed request too."""
-        rows, texts = [], []
+        """Note the sequences of vLLM's ``NewRequestData``; its V2 runner gets one for a resumed request too."""
+        rows, sequences = [], []
         for new in requests:
             text = new.prefill_token_ids or new.prompt_token_ids
             if text is None:  # embeddings
@@ -38,10 +38,10 @@ class LookupRows:
                 self._rows[new.req_id] = self._free.pop()
             if row := self._rows.get(new.req_id):
                 rows.append(row)
-                texts.append(text)
+                sequences.append(text)
         if rows:
             (at,) = to_device([np.array(rows)], self._device)
-            self.lookups.begin(at, texts)
+            self.lookups.begin(at, sequences)
 
     def forget(self, request_ids: Iterable[str]) -> None:
         """These requests have ended."""

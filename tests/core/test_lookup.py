@@ -1,4 +1,4 @@
-"""Looked-up branches: what is found, where it goes in the tree, what it is taken to be worth, and whose text it is."""
+"""Looked-up branches: what is found, where it goes in the tree, its score, and whose text it is."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lookup_cases import PRIOR, copy_of, history_of, lengths_of, random_table, r
 from torch import Tensor
 
 from eagle_plugin.core import lookup
-from eagle_plugin.core.lookup import BEST, CELLS, LENGTHS, LISTED, MAX_MATCH, MIN_MATCH, UNLISTED, UNREAD, TokenHistory
+from eagle_plugin.core.lookup import BELOW, BEST, CELLS, LENGTHS, MAX_MATCH, MIN_MATCH, UNLISTED, UNREAD, TokenHistory
 from eagle_plugin.core.tree import CandidateTable, new_table, select_tree
 from eagle_plugin.core.verify import Accepted
 
@@ -31,10 +31,10 @@ def table_of(rows: list[tuple[int, int, float]], more: int) -> tuple[CandidateTa
     return table, len(rows)
 
 
-def look_up(history: TokenHistory, table: CandidateTable, candidates: int, texts: list[list[int]]) -> None:
-    lengths = lengths_of(texts)
-    roots = torch.tensor([text[-1] for text in texts])
-    lookup.look_up(history, table, candidates, 64, 1 + torch.arange(len(texts)), lengths, roots)
+def look_up(history: TokenHistory, table: CandidateTable, candidates: int, sequences: list[list[int]]) -> None:
+    lengths = lengths_of(sequences)
+    roots = torch.tensor([text[-1] for text in sequences])
+    lookup.look_up(history, table, candidates, 64, 1 + torch.arange(len(sequences)), lengths, roots)
 
 
 def accepted_of(*tokens: int) -> Accepted:
@@ -86,10 +86,10 @@ def test_a_path_ends_before_what_is_no_token() -> None:
 # What is merged: the properties that a tree needs, and that a broken merge violates.
 
 
-def faults_of(table: CandidateTable, history: TokenHistory, texts: list[list[int]]) -> list[str]:
+def faults_of(table: CandidateTable, history: TokenHistory, sequences: list[list[int]]) -> list[str]:
     """What is wrong with tables after a lookup."""
     found = []
-    for i, text in enumerate(texts):
+    for i, text in enumerate(sequences):
         scores, tokens, parents = (values[i].tolist() for values in table)
         alive = [c for c, score in enumerate(scores) if score > -math.inf]
         siblings = [(parents[c], tokens[c]) for c in alive]
@@ -113,19 +113,19 @@ def faults_of(table: CandidateTable, history: TokenHistory, texts: list[list[int
 
 def random_case(seed: int, b: int, steps: int) -> tuple[TokenHistory, CandidateTable, int, list[list[int]]]:
     gen = torch.Generator().manual_seed(seed)
-    texts = [random_text(gen, int(torch.randint(2, 50, (), generator=gen)), 4) for _ in range(b)]
-    for text in texts:
+    sequences = [random_text(gen, int(torch.randint(2, 50, (), generator=gen)), 4) for _ in range(b)]
+    for text in sequences:
         text[-1] = max(text[-1], 0)
     table, candidates = random_table(gen, b, steps, 3, 4, steps)
-    return history_of(texts, 64, steps), table, candidates, texts
+    return history_of(sequences, 64, steps), table, candidates, sequences
 
 
 @prop
 @given(st.integers(0, 2**31), st.integers(1, 3), st.integers(1, 5))
 def test_the_path_is_in_a_sound_table(seed: int, b: int, steps: int) -> None:
-    history, table, candidates, texts = random_case(seed, b, steps)
-    look_up(history, table, candidates, texts)
-    assert faults_of(table, history, texts) == []
+    history, table, candidates, sequences = random_case(seed, b, steps)
+    look_up(history, table, candidates, sequences)
+    assert faults_of(table, history, sequences) == []
 
 
 def without_sharing(table: CandidateTable, candidates: int) -> None:
@@ -147,10 +147,10 @@ def with_too_good_a_step(table: CandidateTable, candidates: int) -> None:
 def test_a_broken_merge_is_seen(fault: Any) -> None:
     found = []
     for seed in range(20):
-        history, table, candidates, texts = random_case(seed, 3, 3)
-        look_up(history, table, candidates, texts)
+        history, table, candidates, sequences = random_case(seed, 3, 3)
+        look_up(history, table, candidates, sequences)
         fault(table, candidates)
-        found += faults_of(table, history, texts)
+        found += faults_of(table, history, sequences)
     assert found
 
 
@@ -162,16 +162,16 @@ def test_a_broken_merge_is_seen(fault: Any) -> None:
 def test_nothing_but_the_requests_own_text_counts(seed: int) -> None:
     """Not that of other rows, and not what an earlier request left in the same row, before or after the text."""
     gen = torch.Generator().manual_seed(seed)
-    history, table, candidates, texts = random_case(seed, 2, 3)
+    history, table, candidates, sequences = random_case(seed, 2, 3)
     other = copy_of(history)
-    for row, text in enumerate(texts, start=1):
+    for row, text in enumerate(sequences, start=1):
         stale = torch.randint(0, 4, (64,), generator=gen).int()
         for position in range(len(text)):
             stale[position % 64] = text[position]
         other.tokens[row] = stale
     wanted = CandidateTable(*(values.clone() for values in table))
-    look_up(history, table, candidates, texts)
-    look_up(other, wanted, candidates, texts)
+    look_up(history, table, candidates, sequences)
+    look_up(other, wanted, candidates, sequences)
     assert all(torch.equal(x, y) for x, y in zip(table, wanted, strict=True))
 
 
@@ -193,7 +193,7 @@ def test_tokens_that_do_not_follow_what_is_known_begin_a_text() -> None:
     assert (int(history.begins[1]), int(history.ends[1])) == (9, 10)
 
 
-# What it is taken to be worth.
+# What its score is.
 
 
 def test_a_step_that_the_head_lists_is_raised_and_its_siblings_are_lowered() -> None:
@@ -203,13 +203,13 @@ def test_a_step_that_the_head_lists_is_raised_and_its_siblings_are_lowered() -> 
     history = history_of([text], 32, 2)
     table, candidates = table_of(rows, 2)
     look_up(history, table, candidates, [text])
-    first, second = float(PRIOR[cell(LISTED, 0)]), float(PRIOR[cell(UNLISTED, 1)])
+    first, second = float(PRIOR[cell(BELOW, 0)]), float(PRIOR[cell(UNLISTED, 1)])
     p = 1 - first * (1 - q[1])
     p_second = p * (1 - second)
     wanted = [first * q[0], p, p * 0.6 * second, 0.1 * first, 0.0, p_second]
     assert table.scores.exp()[0].tolist() == pytest.approx(wanted)
     assert table.tokens[0, candidates:].tolist() == [0, 4] and table.parents[0, candidates:].tolist() == [-1, 1]
-    assert history.cells[1:].tolist() == [[cell(LISTED, 0), cell(UNLISTED, 1)]]
+    assert history.cells[1:].tolist() == [[cell(BELOW, 0), cell(UNLISTED, 1)]]
     assert history.doubts[1].tolist() == pytest.approx([1 - q[1], 1])
     tree = select_tree(table, torch.tensor([2]), 4)
     assert tree.tokens.tolist() == [[2, 7, 3, 4]] or tree.tokens.tolist() == [[2, 7, 3, 8]]
@@ -265,9 +265,9 @@ def test_a_path_of_another_round_counts_for_nothing() -> None:
 
 
 def test_a_request_teaches_its_own_lookups() -> None:
-    """After many misses a step is worth little, after many hits much; the sums stay small."""
+    """After many misses the score of a step is low, after many hits high; the sums stay small."""
 
-    def worth(is_right: bool) -> float:
+    def last_score(is_right: bool) -> float:
         text = [1, 2, 3, 4, 1, 2]
         history, row, length = history_of([text], 32, 1), torch.tensor([1]), torch.tensor([5])
         for _ in range(100):
@@ -279,7 +279,7 @@ def test_a_request_teaches_its_own_lookups() -> None:
         look_up(history, table, candidates, [text])
         return float(table.scores[0, candidates].exp())
 
-    assert worth(True) > 0.8 and worth(False) < 0.1
+    assert last_score(True) > 0.8 and last_score(False) < 0.1
     assert 0.1 < 1 - PRIOR[cell(UNLISTED, 0)] < 0.8  # where both began
 
 
@@ -299,8 +299,8 @@ def test_nobodys_row_gets_no_branches_and_keeps_no_trace() -> None:
 
 
 def test_the_sums_of_siblings_stay_probabilities() -> None:
-    history, table, candidates, texts = random_case(3, 3, 4)
-    look_up(history, table, candidates, texts)
+    history, table, candidates, sequences = random_case(3, 3, 4)
+    look_up(history, table, candidates, sequences)
     assert all(total <= 1 + 1e-5 for total in sums_of_siblings(table))
 
 

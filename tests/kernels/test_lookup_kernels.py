@@ -29,11 +29,11 @@ from eagle_plugin.kernels import lookup as kernels
 def test_rounds_are_the_oracles(seed: int, b: int, steps: int, topk: int, alphabet: int, window: int) -> None:
     gen = torch.Generator().manual_seed(seed)
     rows = torch.randperm(b + 2, generator=gen)[:b]  # row 0 among them now and then
-    texts = [random_text(gen, int(torch.randint(1, 60, (), generator=gen)), alphabet) for _ in range(b + 1)]
+    sequences = [random_text(gen, int(torch.randint(1, 60, (), generator=gen)), alphabet) for _ in range(b + 1)]
     deepest = steps + int(torch.randint(0, 3, (), generator=gen))
-    found = history_of(texts, window, deepest)
+    found = history_of(sequences, window, deepest)
     wanted = copy_of(found)
-    lengths = lengths_of([[0, 0], *texts])[rows]
+    lengths = lengths_of([[0, 0], *sequences])[rows]
     roots = torch.randint(0, alphabet, (b,), generator=gen)
     for _ in range(3):
         more = int(torch.randint(steps, deepest + 1, (), generator=gen))

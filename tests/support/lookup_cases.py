@@ -11,10 +11,10 @@ from eagle_plugin.core.tree import CandidateTable, Frontier, grow_level, new_tab
 PRIOR = torch.linspace(0.1, 0.9, CELLS)
 
 
-def history_of(texts: list[list[int]], window: int, steps: int) -> TokenHistory:
-    """The histories of these texts, in the rows from 1 on; -1 is a token that matches nothing."""
-    history = TokenHistory.empty(1 + len(texts), window, steps, PRIOR)
-    for row, text in enumerate(texts, start=1):
+def history_of(sequences: list[list[int]], window: int, steps: int) -> TokenHistory:
+    """The histories of these sequences, in the rows from 1 on; -1 is a token that matches nothing."""
+    history = TokenHistory.empty(1 + len(sequences), window, steps, PRIOR)
+    for row, text in enumerate(sequences, start=1):
         for position in range(max(len(text) - window, 0), len(text)):
             history.tokens[row, position % window] = text[position]
         history.begins[row], history.ends[row] = max(len(text) - window, 0), len(text) - 1
@@ -69,6 +69,6 @@ def same_histories(found: TokenHistory, wanted: TokenHistory) -> None:
         torch.testing.assert_close(x, y, rtol=1e-5, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}")
 
 
-def lengths_of(texts: list[list[int]]) -> Tensor:
+def lengths_of(sequences: list[list[int]]) -> Tensor:
     """L of each text, whose last token is the root."""
-    return torch.tensor([len(text) - 1 for text in texts])
+    return torch.tensor([len(text) - 1 for text in sequences])

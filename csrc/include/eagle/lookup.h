@@ -8,7 +8,7 @@ namespace eagle {
 
 constexpr int kMinMatch = 2, kMaxMatch = 16;
 constexpr int kLengthClasses = 4, kCells = 4 * kLengthClasses;
-constexpr int kUnread = 0, kBest = 1, kListed = 2, kUnlisted = 3;  // what the head says of a looked-up token
+constexpr int kUnread = 0, kBest = 1, kBelow = 2, kUnlisted = 3;  // what the head says of a looked-up token
 constexpr float kPriorWeight = 4.0f, kMostExpected = 32.0f, kLeastRatio = 0.02f;
 
 struct HistoryRow {  // of one request
@@ -111,7 +111,7 @@ EAGLE_HD void look_up(const Team& team, LookupScratch& scratch, const HistoryRow
       child = team.min(child < 0 ? INT32_MAX : child);
       child = child == INT32_MAX ? -1 : child;
     }
-    const int32_t kind = best == 0 ? kUnread : child < 0 ? kUnlisted : index_of(best) == child ? kBest : kListed;
+    const int32_t kind = best == 0 ? kUnread : child < 0 ? kUnlisted : index_of(best) == child ? kBest : kBelow;
     const int32_t cell = kind * kLengthClasses + length_class(match.length + count);
     float ratio = (history.missed[cell] + kPriorWeight * prior[cell]) / (history.expected[cell] + kPriorWeight);
     ratio = ratio < kLeastRatio ? kLeastRatio : ratio > 1 ? 1 : ratio;
@@ -181,7 +181,7 @@ EAGLE_HD void look_up(const Team& team, LookupScratch& scratch, const HistoryRow
   if (team.rank() == 0) *history.taken = taken;
 }
 
-// Notes the accepted tokens of a round, and what its looked-up path was worth.
+// Notes the accepted tokens of a round, and how its looked-up path fared.
 template <class Team>
 EAGLE_HD void append_tokens(const Team& team, const HistoryRow& history, int64_t prefix_len, const int64_t* tokens,
                             int32_t length) {
