@@ -85,15 +85,16 @@ def prompts_of(options: argparse.Namespace) -> list[tuple[str, str]]:
     return [*ordinary, *repeating[: options.prompts]]
 
 
-def run_rounds(
-    answer: Answer, head: DraftHead, features: Tensor, shape: Shape, with_lookup: bool, vocabulary: int
-) -> Yield:
-    """Rounds along an answer, from its first token on, which the prefill gives."""
+def candidates_of(answer: Answer, head: DraftHead, features: Tensor, shape: Shape) -> CandidateTable:
+    """What the head drafts after each token of an answer."""
+    roots = torch.arange(answer.begin, len(answer.tokens) - 1)
+    prefill, params = prefill_head(head, answer.tokens, features), SamplingParams.greedy(len(roots))
+    return draft_candidates(head, answer.tokens, prefill, roots, params, torch.zeros_like(roots), shape)
+
+
+def run_rounds(answer: Answer, tables: CandidateTable, shape: Shape, with_lookup: bool, vocabulary: int) -> Yield:
+    """Rounds along an answer, from its first token on, which the prefill gives; tables of `candidates_of`."""
     tokens, first = answer.tokens, answer.begin
-    prefill = prefill_head(head, tokens, features)
-    roots = torch.arange(first, len(tokens) - 1)
-    params, keys = SamplingParams.greedy(len(roots)), torch.zeros_like(roots)
-    tables = draft_candidates(head, tokens, prefill, roots, params, keys, shape)
     lookups = Lookups(2, shape, len(tokens) + shape.reach, vocabulary, "cpu")
     row = torch.ones(1, dtype=torch.int64)
     lookups.begin(row, [tokens[:first]])
@@ -167,12 +168,13 @@ def main() -> None:
         if len(tokens) < len(ids) + 3:
             continue
         features = target_features(model, head, tokens)
+        answer, vocabulary = Answer(kind, tokens, len(ids)), model.config.vocab_size
         for shape in SHAPES:
+            tables = candidates_of(answer, head, features, shape)
             for with_lookup in (False, True):
-                found = run_rounds(
-                    Answer(kind, tokens, len(ids)), head, features, shape, with_lookup, model.config.vocab_size
-                )
+                found = run_rounds(answer, tables, shape, with_lookup, vocabulary)
                 found_by.setdefault((kind, shape, with_lookup), []).append(found)
+        console.print(f"{kind}: {len(tokens) - len(ids)} tokens")
     for (kind, shape, with_lookup), yields in found_by.items():
         total = [sum(values) for values in zip(*(one[:4] for one in yields), strict=True)]
         sums = sum(one.sums for one in yields)
