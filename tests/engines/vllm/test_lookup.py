@@ -22,7 +22,7 @@ CASES = [
     pytest.param("reduced", True, "random", SMALL, id="asynchronous, preemption", marks=MATRIX),
     pytest.param("full", False, "fixed", {"enable_prefix_caching": True}, id="prefix cache", marks=MATRIX),
     pytest.param("peagle", False, "random", {}, id="all levels at once", marks=MATRIX),
-    pytest.param("eagle2", True, "auto", {}, id="policy", marks=MATRIX),
+    pytest.param("eagle2", True, "random", {}, id="EAGLE-2", marks=MATRIX),
 ]
 
 
