@@ -45,9 +45,10 @@ from eagle_plugin.learning.reference.decode import load_head
 from eagle_plugin.learning.reference.draft import draft_candidates, prefill_head
 from eagle_plugin.learning.reference.target import target_features
 from eagle_plugin.models.shipped import HEAD, head_folder, question_files
+from eagle_plugin.policy.report import shape_of
 from eagle_plugin.runtime.lookups import Lookups
 
-SHAPES = (Shape(3, 1, 4), Shape(3, 4, 16), Shape(5, 4, 16), Shape(8, 4, 32))
+SHAPES = ("3/1/4", "3/4/16", "5/4/16", "8/4/32")
 # Functions of the standard library: text that the target has not been trained to complete in this place alone.
 CODE = (textwrap.dedent, textwrap.indent, textwrap.shorten, textwrap.fill, inspect.cleandoc, inspect.indentsize)
 TASKS = (
@@ -153,6 +154,7 @@ def main() -> None:
     parser.add_argument("--head", default=HEAD, help=f"an EAGLE-3 head's folder or name ({HEAD})")
     parser.add_argument("--prompts", type=int, default=18, help="of each kind, at most")
     parser.add_argument("--tokens", type=int, default=128, help="tokens of each answer, at most")
+    parser.add_argument("--shapes", nargs="+", type=shape_of, default=[*map(shape_of, SHAPES)], help="steps/topk/width")
     parser.add_argument("--json", type=Path, help="write the numbers to this file")
     options, console = parser.parse_args(), Console()
     folder = resolve_target(options.target, console)
@@ -169,7 +171,7 @@ def main() -> None:
             continue
         features = target_features(model, head, tokens)
         answer, vocabulary = Answer(kind, tokens, len(ids)), model.config.vocab_size
-        for shape in SHAPES:
+        for shape in options.shapes:
             tables = candidates_of(answer, head, features, shape)
             for with_lookup in (False, True):
                 found = run_rounds(answer, tables, shape, with_lookup, vocabulary)

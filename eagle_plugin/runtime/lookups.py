@@ -24,7 +24,7 @@ from eagle_plugin.runtime.host_to_device import to_device
 SWITCH = "EAGLE_LOOKUP"
 MODES = ("off", "on")
 WINDOW = 16384  # tokens of a request that are looked at: 64 KiB per request
-# By what the head says of a token (not read, its best, listed, not listed), then by the length of the match.
+# Assumed. By what the head says of a token (not read, its best, listed, not listed), then by the length of the match.
 PRIOR = (
     *(0.5, 0.4, 0.3, 0.2),
     *(0.6, 0.5, 0.4, 0.3),

@@ -36,7 +36,10 @@ EAGLE_HD void put_tokens(const Team& team, const HistoryRow& history, int64_t fi
     if (!follows) *history.begin = first;
     *history.end = first + count - 1;
   }
-  for (int32_t i = team.rank(); i < count; i += team.size()) history.at(first + i) = static_cast<int32_t>(tokens[i]);
+  const int32_t lost = count > history.window ? count - static_cast<int32_t>(history.window) : 0;  // to later ones
+  for (int32_t i = lost + team.rank(); i < count; i += team.size()) {
+    history.at(first + i) = static_cast<int32_t>(tokens[i]);
+  }
   team.sync();
 }
 
