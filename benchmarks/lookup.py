@@ -165,7 +165,7 @@ def main() -> None:
     found_by: dict[tuple[str, Shape, bool], list[Yield]] = {}
     for kind, text in prompts_of(options):
         chat = [{"role": "user", "content": text}]
-        ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
+        ids: Any = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
         tokens = generate_response(model, ids, options.tokens, 0.0, tokenizer.eos_token_id, torch.Generator())
         if len(tokens) < len(ids) + 3:
             continue
@@ -179,7 +179,7 @@ def main() -> None:
         console.print(f"{kind}: {len(tokens) - len(ids)} tokens")
     for (kind, shape, with_lookup), yields in found_by.items():
         total = [sum(values) for values in zip(*(one[:4] for one in yields), strict=True)]
-        sums = sum(one.sums for one in yields)
+        sums = torch.stack([one.sums for one in yields]).sum(dim=0)
         ratios = (sums[2] / sums[1].clamp(min=1e-9)).view(-1, len(LENGTHS)) if with_lookup else None
         row = {"kind": kind, "shape": str(shape), "lookup": with_lookup, "answers": len(yields), "rounds": total[0]}
         row |= {"accept_length": round(total[1] / total[0], 4), "looked_up": total[2], "looked_up_accepted": total[3]}

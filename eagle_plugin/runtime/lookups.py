@@ -137,7 +137,7 @@ def lookups_of(
     context: int,
     vocabulary: int,
     device: torch.device | str,
-    logger: logging.Logger | logging.LoggerAdapter[logging.Logger],
+    logger: logging.Logger,
 ) -> Lookups | None:
     """As `Lookups`, with a line in the log; None where branches are not looked up."""
     if not wants_lookups():

@@ -58,9 +58,7 @@ class LookupRows:
         return self._newest[1]
 
 
-def lookup_rows_of(
-    vllm_config: Any, caps: Shape, device: torch.device, logger: logging.LoggerAdapter[logging.Logger]
-) -> LookupRows | None:
+def lookup_rows_of(vllm_config: Any, caps: Shape, device: torch.device, logger: logging.Logger) -> LookupRows | None:
     """Rows for the requests of a server, with a line in its log; None where branches are not looked up."""
     if not wants_lookups() or synthetic_rates(vllm_config.speculative_config) is not None:
         return None
