@@ -43,6 +43,7 @@ TESTS = {
     "kv": ("test_compact_kv", "test_store_kv"),
     "penalties": ("test_penalize_nodes", "test_count_tokens"),
     "accepted_path": ("test_read_path",),
+    "lookup": ("test_rounds_are_the_oracles",),
     "round_start": ("test_start_round", "test_the_comparison_sees_one_slot"),
     "gated_delta_trees": (
         "test_attend_trees",

@@ -80,6 +80,8 @@ class ShapeChooser:
     same order, later. Nothing waits for a device.
     """
 
+    looked_up: Callable[[], tuple[int, int]] | None = None  # as in `PolicyReport`, where branches are looked up
+
     def __init__(
         self,
         caps: Shape,
@@ -215,10 +217,10 @@ class ShapeChooser:
     def report(self) -> PolicyReport:
         """What the policy has seen and expects now; it takes some 100 microseconds of the thread of the other calls."""
         totals, (b, prefix_tokens), policy = self.totals, self._load, self.policy
+        looked_up = () if self.looked_up is None else self.looked_up()
         if policy is None:
-            return PolicyReport(
-                "random" if self._shapes else "fixed", self.caps, self.caps, b, prefix_tokens, totals=totals
-            )
+            mode = "random" if self._shapes else "fixed"
+            return PolicyReport(mode, self.caps, self.caps, b, prefix_tokens, totals=totals, looked_up=looked_up)
         expected: dict[Shape, Expected] = {}
         if b:
             seconds, accepted = policy.costs.seconds(policy.shapes, b, prefix_tokens), policy.survival.expected()
@@ -236,6 +238,7 @@ class ShapeChooser:
             reading=policy.reading(),
             phases=self.phases,
             errors=tuple(self.errors),
+            looked_up=looked_up,
         )
 
     def _has_seen_more(self) -> None:
@@ -277,7 +280,7 @@ class ShapeChooser:
     def _sums_of(self, shape: Shape, scores: Tensor) -> PathSums:
         if shape not in self._path_sums:
             assert self.policy is not None
-            self._path_sums[shape] = PathSums(shape, self.policy.shapes, scores.device)
+            self._path_sums[shape] = PathSums(shape, self.policy.shapes, scores.device, scores.shape[1])
         return self._path_sums[shape]
 
 

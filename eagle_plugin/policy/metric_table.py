@@ -69,6 +69,8 @@ PHASE_SECONDS = Metric(
     "phase",
 )
 ERROR_STEPS = Metric("prediction_error_steps", "Timed steps with |measured / predicted - 1| up to this.", "le")
+LOOKED_UP = Metric("looked_up_tokens", "Drafted tokens that only looked-up paths brought into trees.")
+LOOKED_UP_ACCEPTED = Metric("looked_up_accepted_tokens", "Of these, tokens that were kept.")
 RATE = gauge(
     "expected_tokens_per_second",
     "shape",
@@ -99,6 +101,8 @@ def _of_shapes(values: Mapping[Shape, float]) -> dict[str, float]:
 OF_REPORT: dict[Metric, Callable[[PolicyReport], Mapping[str, float]]] = {
     PHASE_SECONDS: lambda report: report.phases,
     ERROR_STEPS: lambda report: cumulated(report.errors),
+    LOOKED_UP: lambda report: {"": report.looked_up[0]} if report.looked_up else {},
+    LOOKED_UP_ACCEPTED: lambda report: {"": report.looked_up[1]} if report.looked_up else {},
     RATE: lambda report: _of_shapes(report.rates()),
     SECONDS: lambda report: _of_shapes({shape: x.seconds for shape, x in report.expected.items()}),
     CHOSEN: lambda report: _of_shapes({shape: shape == report.present for shape in report.expected}),
@@ -142,4 +146,5 @@ def report_of(values: Values) -> PolicyReport:
         reading=reading,
         phases=dict(of(PHASE_SECONDS)),
         errors=counts_of(of(ERROR_STEPS)),
+        looked_up=tuple(int(of(metric)[""]) for metric in (LOOKED_UP, LOOKED_UP_ACCEPTED) if of(metric)),
     )

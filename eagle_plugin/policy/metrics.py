@@ -36,7 +36,9 @@ class PolicyMetrics:
                     added = getattr(totals, field) - getattr(before, field)
                     self._metrics[metric].labels(*self._values, str(shape)).inc(added)
         now = self._clock()
-        if chooser.policy is None or (self._reported is not None and now - self._reported < REPORT_EVERY):
+        if (chooser.policy, chooser.looked_up) == (None, None) or (
+            self._reported is not None and now - self._reported < REPORT_EVERY
+        ):
             return
         self._reported, report = now, chooser.report()
         for metric, values in OF_REPORT.items():

@@ -15,15 +15,21 @@ class PathSums:
     """The sums of every shape that the candidates of one drafted shape cover: no deeper, no more children per node.
 
     Such a tree is taken to have its best nodes among those candidates that are one of the first K children of one of
-    the first K nodes of a level.
+    the first K nodes of a level, or a step of a looked-up path.
     """
 
-    def __init__(self, drafted: Shape, shapes: Sequence[Shape], device: torch.device | str) -> None:
+    def __init__(
+        self, drafted: Shape, shapes: Sequence[Shape], device: torch.device | str, candidates: int | None = None
+    ) -> None:
+        """candidates: of the table, if it has more than the head's: a place for each step of a looked-up path."""
         self.shapes = [shape for shape in shapes if shape.steps <= drafted.steps and shape.topk <= drafted.topk]
         rows = torch.arange(1 + drafted.draft_slots).repeat_interleave(drafted.topk)  # proposing node of each candidate
         level_row = torch.where(rows == 0, 0, (rows - 1) % drafted.topk)  # its place in its level
         depths = torch.where(rows == 0, 1, (rows - 1) // drafted.topk + 2)
         child = torch.arange(drafted.topk).repeat(1 + drafted.draft_slots)
+        looked_up = torch.arange(0 if candidates is None else candidates - drafted.candidates)
+        none = torch.zeros_like(looked_up)
+        depths, level_row, child = map(torch.cat, ((depths, looked_up + 1), (level_row, none), (child, none)))
         steps, topk, width = (torch.tensor(caps)[:, None] for caps in zip(*self.shapes, strict=True))
         self._possible = ((child < topk) & (level_row < topk) & (depths <= steps)).to(device)  # [J, C]
         self._nodes = (width - 1)[:, :, None].to(device)  # [J, 1, 1]

@@ -61,6 +61,7 @@ class PolicyReport(NamedTuple):
     reading: float = 0.0  # seconds per output token in which the head reads prompts, if trees are drafted
     phases: Mapping[str, float] = {}  # of the predicted seconds of the timed steps, by `costs.PHASES`
     errors: tuple[int, ...] = ()  # the timed steps by the error of their prediction, see `prediction_errors`
+    looked_up: tuple[int, ...] = ()  # nodes that only looked-up paths brought into trees, and the accepted ones of them
 
     def rates(self) -> dict[Shape, float]:
         """Expected tokens per second of the batch by shape, the best first."""
@@ -96,6 +97,7 @@ class PolicyReport(NamedTuple):
                 "reading": _short(self.reading),
                 "phases": {name: _short(seconds) for name, seconds in self.phases.items()},
                 "errors": self.errors,
+                "looked_up": self.looked_up,
             },
             separators=(",", ":"),
         )
@@ -120,6 +122,7 @@ class PolicyReport(NamedTuple):
                 reading=_number(found.get("reading", 0.0)),
                 phases={str(name): _number(seconds) for name, seconds in found.get("phases", {}).items()},
                 errors=_classes(found.get("errors", [])),
+                looked_up=tuple(int(_number(count)) for count in found.get("looked_up", [])),
             )
         except ReportError:
             raise

@@ -70,5 +70,5 @@ class CapturedRounds(Generic[Memory]):
     def _sums_of(self, drafted: Shape, scores: Tensor, shapes: Sequence[Shape]) -> PathSums:
         """The path sums of drafts with these scores, for a policy over these shapes."""
         if drafted not in self._path_sums:
-            self._path_sums[drafted] = PathSums(drafted, shapes, scores.device)
+            self._path_sums[drafted] = PathSums(drafted, shapes, scores.device, scores.shape[1])
         return self._path_sums[drafted]

@@ -19,8 +19,10 @@ from eagle_plugin.core.synthetic import SyntheticRates, accept_synthetic, keys_o
 from eagle_plugin.core.tree import CandidateTable, DraftTree, Frontier
 from eagle_plugin.core.verify import Accepted
 from eagle_plugin.kernels.kv import compact_kv
+from eagle_plugin.kernels.lookup import look_up
 from eagle_plugin.kernels.sampling import Filters, SamplingParams, propose, verify_tree
 from eagle_plugin.kernels.tree import grow_level, grow_levels, select_tree, topk_log_softmax, unwritten_table
+from eagle_plugin.runtime.lookups import Lookup
 from eagle_plugin.runtime.rng import synthetic_uniforms
 
 
@@ -187,15 +189,17 @@ def draft(
     lengths: Tensor,
     draft_to_target: Tensor | None,
     chains: Tensor | None = None,
+    lookup: Lookup | None = None,
 ) -> Drafts:
     """Draft one tree per request: levels from the source, then the best nodes of all levels.
 
     levels: a source, or the lists of all levels [b, D, M], which are the same for all nodes of a level. root_tokens [b]
     int64; sampling, rng_keys [b] int64 (None when all requests are greedy) and lengths [b] int64 (L) have one row per
     request: they are what the target will draw by. draft_to_target [draft vocabulary] int64 maps to target ids (None:
-    the same ids). chains [b] bool marks requests whose nodes get one child only, the best.
+    the same ids). chains [b] bool marks requests whose nodes get one child only, the best. lookup: where branches are
+    looked up, which must not be in chains.
     """
-    builder = TreeBuilder(shape, sampling, rng_keys, lengths, draft_to_target, chains)
+    builder = TreeBuilder(shape, sampling, rng_keys, lengths, draft_to_target, chains, lookup)
     if isinstance(levels, TopM):
         builder.add_levels(levels)
     else:
@@ -216,14 +220,17 @@ class TreeBuilder:
         lengths: Tensor,
         draft_to_target: Tensor | None,
         chains: Tensor | None = None,
+        lookup: Lookup | None = None,
     ) -> None:
         """The arguments are those of `draft`."""
         self._shape, self._sampling, self._rng_keys, self._lengths = shape, sampling, rng_keys, lengths
         self._draft_to_target, self._chains = draft_to_target, chains
         self._b = len(sampling.temperatures)
-        rows = 1 + shape.draft_slots  # that propose children
-        # The levels write every candidate: one row of children each for the root and for every draft slot.
-        self.table: CandidateTable = unwritten_table(self._b, rows * shape.topk, sampling.temperatures.device)
+        self._lookup, steps = lookup, 0 if lookup is None else shape.steps
+        # The levels write the head's candidates: one row of children each for the root and for every draft slot. After
+        # them comes a place for every step of a looked-up path.
+        device = sampling.temperatures.device
+        self.table: CandidateTable = unwritten_table(self._b, shape.candidates + steps, device)
 
     def add_level(self, level: int, top: TopM, previous: Frontier | None) -> Frontier:
         """Propose the children of a frontier (None: of the root) from the head's most likely tokens [b * F, M] there.
@@ -264,6 +271,9 @@ class TreeBuilder:
 
     def select(self, root_tokens: Tensor) -> DraftTree:
         """The best nodes as one tree per request; root_tokens [b] int64."""
+        if self._lookup is not None:
+            shape, (history, rows) = self._shape, self._lookup
+            look_up(history, self.table, shape.candidates, shape.width, rows, self._lengths, root_tokens)
         return select_tree(self.table, root_tokens, self._shape.width)
 
 

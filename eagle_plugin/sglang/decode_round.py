@@ -179,6 +179,7 @@ class DecodeRound(CapturedRounds[RoundMemory]):
 
     def _extend(self, batch: RoundBatch, accepted: Accepted, output: TargetOutput) -> DraftState:
         self._verifier.commit(batch, accepted, output)
+        self._append(batch, accepted)
         path = read_path(accepted, batch.prefix_lens, batch.shape.width)
         return self._drafter.extend(batch, accepted, path, output.features[path.rows.view(-1)])
 
@@ -195,7 +196,12 @@ class DecodeRound(CapturedRounds[RoundMemory]):
         self, deferred: DeferredTokens, batch: RoundBatch, accepted: Accepted, output: TargetOutput
     ) -> None:
         self._verifier.commit_states(accepted, output)  # keys are where they belong: a plain round has one node
+        self._append(batch, accepted)
         deferred.add(batch, accepted, output.features)
+
+    def _append(self, batch: RoundBatch, accepted: Accepted) -> None:
+        if (lookups := self._drafter.lookups) is not None:
+            lookups.append(batch.requests, batch.prefix_lens, accepted)
 
     def _provide(self, key: FunctionKey, accepted: Accepted) -> None:
         """Put paths that did not come from the captured walk where the captured extend reads them."""

@@ -21,6 +21,7 @@ from eagle_plugin.core.shape import MAX_WIDTH
 from eagle_plugin.core.tree import chain_ancestors
 from eagle_plugin.core.verify import Accepted
 from eagle_plugin.kernels.accepted_path import AcceptedPath
+from eagle_plugin.runtime.lookups import Lookups
 from eagle_plugin.runtime.parallel_levels import HeadLevels
 from eagle_plugin.runtime.round import Drafts, HeadState, LevelRows, TopM, TreeRows, draft, top_m_of
 from eagle_plugin.sglang.attention import TreeAttention
@@ -63,6 +64,7 @@ class TreeDrafter(EagleDraftWorker):
     """The engine's draft worker (weights, pools, the prefill pass) with our drafting in a decode round."""
 
     levels = HeadLevels()
+    lookups: Lookups | None = None  # where branches are looked up
 
     def init_attention_backend(self) -> None:
         """Wrap the head's attention backend and round its weights; the engine's per-branch backends are not built."""
@@ -124,6 +126,7 @@ class TreeDrafter(EagleDraftWorker):
                 None if batch.is_greedy else batch.rng_keys,
                 batch.prefix_lens,
                 self.hot_token_id,
+                lookup=None if self.lookups is None else self.lookups.of(batch.requests),
             )
 
     def extend(self, batch: RoundBatch, accepted: Accepted, path: AcceptedPath, hidden: Tensor) -> DraftState:

@@ -143,6 +143,14 @@ class RandomBatches:
         hidden = hidden.to(self.device, like.head.hidden.dtype)
         return DraftState(HeadState(top, hidden), self.randint(0, self._parts.vocabulary, b))
 
+    def sequences(self, lengths: Tensor, roots: Tensor) -> list[list[int]]:
+        """The committed tokens of requests; where they are long enough, an earlier root has the token before it."""
+        sequences = [self.randint(0, self._parts.vocabulary, length).tolist() for length in lengths.tolist()]
+        for text, root in zip(sequences, roots.tolist(), strict=True):
+            if len(text) > 3:
+                text[1:3] = [text[-1], root]
+        return sequences
+
     def randint(self, low: int, high: int, *shape: int) -> Tensor:
         """int64 numbers, low to high - 1."""
         return torch.randint(low, high, shape, generator=self.generator).to(self.device)

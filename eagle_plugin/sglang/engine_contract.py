@@ -126,6 +126,7 @@ CONTRACT: Contract = {
     ),
     "sglang.srt.observability.metrics_collector.SchedulerMetricsCollector": attributes("labels"),
     "sglang.srt.managers.schedule_batch.Req": {
+        "get_fill_ids": "self",
         "update_finish_state": "self new_accepted_len",
         **attributes("finished finished_reason finished_len to_finish grammar output_ids sampling_params"),
     },

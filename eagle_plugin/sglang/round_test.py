@@ -86,11 +86,19 @@ class RoundTest:
             lengths = self._random.randint(2, prefix + 1, b)
             state = self._random.state(b)  # before the batch: its template is made in the reader's memory
             batch = self._parts.reader.read(shape, self._random.schedule(rows, lengths, greedy), padded_b)
+            sequences = self._random.sequences(lengths, state.roots)
+            self._begin(rows, sequences)
             found, accepted = self._replayed(batch, state)
+            self._begin(rows, sequences)
             wanted = self._as_it_is(batch, state, found, accepted)
             self._remember(found)
             compare = Comparison(_name(padded_b, shape, greedy), self._dtype)
             return differences(compare, found.of(b, shape), wanted.of(b, shape))
+
+    def _begin(self, rows: Tensor, sequences: list[list[int]]) -> None:
+        """What branches are looked up in, of the requests in these rows."""
+        if (lookups := self._parts.drafter.lookups) is not None:
+            lookups.begin(rows, sequences)
 
     def _replayed(self, batch: RoundBatch, state: DraftState) -> tuple[Results, Accepted]:
         """The captured functions, each on what the one before left in static memory; and what the walk gives as it is.

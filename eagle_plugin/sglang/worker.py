@@ -30,6 +30,7 @@ from eagle_plugin.policy.shapes import captured_shapes
 from eagle_plugin.runtime.draft_clock import DraftClock
 from eagle_plugin.runtime.head_mailbox import HeadMailbox
 from eagle_plugin.runtime.huge_pages import use_huge_pages
+from eagle_plugin.runtime.lookups import lookups_of
 from eagle_plugin.runtime.ranks import RankAgreement
 from eagle_plugin.runtime.rng import KeyTable
 from eagle_plugin.runtime.round import Drafts, accepted_rows
@@ -133,6 +134,9 @@ class TreeWorker(EAGLEWorkerV2):
             sliding = SlidingReader(pools[1], window, reach, pool.size, table.shape[1], chunk)
         self._reader = BatchReader(reach, pool.size, table, self._keys, sliding, runner.model_config.model_is_mrope)
         self._round = DecodeRound(drafter, self._verifier, self._reader, self._adapters)
+        if self.synthetic is None:
+            config, log = runner.model_config, rank_logger(logging.getLogger("eagle_plugin"))
+            drafter.lookups = lookups_of(len(table), self.shape, table.shape[1], config.vocab_size, self.device, log)
         # The target's decode rounds are captured by us: the engine would capture its own attention, without trees.
         target.init_cuda_graphs = partial(target.init_cuda_graphs, capture_decode_cuda_graph=False)
 
@@ -150,6 +154,9 @@ class TreeWorker(EAGLEWorkerV2):
         if not check_rounds(self):
             return  # the engine's own worker serves: there is no head of ours to exchange
         self.shapes = choose_shapes(self, mode, pool.size)
+        if (lookups := self._draft_worker.lookups) is not None:
+            self.shapes.looked_up = lookups.counts
+            lookups.clear()  # what tests and measurements left
         self._round.deferred.clear()  # what tests and measurements left
         self._mailbox = mailbox_of(self)
 
@@ -256,6 +263,10 @@ class TreeWorker(EAGLEWorkerV2):
         penalties.start(batch)
         result = self._forward_prefill_batch(batch, on_publish, pp_proxy_tensors)
         penalties.count_prefill(batch, result.next_token_ids)
+        if (lookups := self._draft_worker.lookups) is not None:
+            # Also after a chunk of a prompt, whose next one begins the text again.
+            lookups.begin(rows, [one.get_fill_ids() for one in batch.reqs])
+            lookups.append_first(rows, result.new_seq_lens.long(), result.next_token_ids)
         state = result.next_draft_input
         # The engine's prefill gives probabilities, the rounds read logarithms. Features that overflowed give none.
         state.topk_p = state.topk_p.log().nan_to_num(nan=-torch.inf, neginf=-torch.inf)

@@ -120,6 +120,8 @@ class DecodeStep(StepFunctions):
         memory, b = self._memory, len(roots)
         if not memory.holds("roots", roots):
             memory.put_root(Root(state, batch.lengths, roots), self._padded_b)
+        if batch.rows is not None:
+            memory.put_padded("lookup_rows", batch.rows, self._padded_b, 0)
         memory.put_draws(batch.sampling, batch.rng_keys)
         drafts: Drafts = self._replay("draft", batch.shape, batch.rng_keys is None)
         return drafts.first(b)

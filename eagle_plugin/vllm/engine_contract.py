@@ -26,7 +26,9 @@ CONTRACT: Contract = {
     },
     "vllm.config.SchedulerConfig": {
         "get_scheduler_cls": "self",
-        **attributes("async_scheduling enable_chunked_prefill max_num_batched_tokens max_num_scheduled_tokens"),
+        **attributes(
+            "async_scheduling enable_chunked_prefill max_num_batched_tokens max_num_scheduled_tokens max_num_seqs"
+        ),
     },
     _SCHEDULER: {
         "make_spec_decoding_stats": "",
@@ -75,7 +77,8 @@ CONTRACT: Contract = {
     "vllm.config.ModelConfig": attributes(
         "model logprobs_mode architectures use_mla is_hybrid is_attention_free uses_mrope is_multimodal_model"
         " is_mm_prefix_lm is_encoder_decoder is_moe max_model_len enforce_eager dtype head_dtype"
-    ),
+    )
+    | {"get_vocab_size": "self"},
     "vllm.config.CompilationConfig": attributes("cudagraph_mode mode static_forward_context"),
     # The worker and its runner.
     "vllm.v1.worker.cpu_worker.CPUWorker": {
@@ -139,7 +142,9 @@ CONTRACT: Contract = {
         "finished_req_ids preempted_req_ids total_num_scheduled_tokens scheduled_new_reqs scheduled_cached_reqs"
         " pending_structured_output_tokens num_spec_tokens_to_schedule"
     ),
-    "vllm.v1.core.sched.output.NewRequestData": attributes("block_ids num_computed_tokens"),
+    "vllm.v1.core.sched.output.NewRequestData": attributes(
+        "req_id block_ids num_computed_tokens prompt_token_ids prefill_token_ids"
+    ),
     "vllm.v1.core.sched.output.CachedRequestData": attributes(
         "req_ids resumed_req_ids new_block_ids num_computed_tokens"
     ),

@@ -18,6 +18,7 @@ from eagle_plugin.core.shape import Shape
 from eagle_plugin.core.tree import as_chains
 from eagle_plugin.core.verify import Accepted
 from eagle_plugin.kernels.sampling import SamplingParams
+from eagle_plugin.runtime.lookups import Lookups
 from eagle_plugin.runtime.parallel_levels import HeadLevels
 from eagle_plugin.runtime.round import Drafts, HeadState, LevelRows, TopM, TreeRows, draft, top_m_of
 from eagle_plugin.vllm import masked_rows
@@ -116,6 +117,7 @@ class DraftBatch(NamedTuple):
     sampling: SamplingParams  # of b requests
     rng_keys: Tensor | None  # [b] int64: of the requests' random numbers; None: all requests are greedy
     chains: Tensor | None  # [b] bool: requests whose drafts must be chains; None without any
+    rows: Tensor | None = None  # [b] int64: where their branches are looked up; None: nowhere
 
 
 class CacheGroupsError(UserError):
@@ -146,6 +148,7 @@ class HeadForwards:
     _draft_attn_layer_names: set[str]  # of the head's layers
     levels = HeadLevels()
     block_rows = 0  # of a request, which a block drafter writes after its tokens
+    lookups: Lookups | None = None  # where branches are looked up
     _draft_to_target: Tensor | None = None
 
     def read_head(self, load: Callable[[], Any]) -> Any:
@@ -249,6 +252,7 @@ class HeadForwards:
             batch.lengths,
             self._draft_to_target,
             batch.chains,
+            None if self.lookups is None or batch.rows is None else self.lookups.of(batch.rows),
         )
         return drafts if batch.chains is None else drafts._replace(tree=as_chains(drafts.tree, batch.chains))
 

@@ -133,7 +133,8 @@ class StepFunctions(CapturedRounds[StepMemory]):
         """Draft trees of this shape."""
         memory, (sampling, rng_keys) = self._memory, self._memory.draws(padded_b, is_greedy)
         state, lengths, roots = memory.root(padded_b, is_greedy)
-        batch = DraftBatch(shape, lengths, memory.table(self._head_layer, padded_b), sampling, rng_keys, None)
+        table, rows = memory.table(self._head_layer, padded_b), memory.view("lookup_rows", padded_b)
+        batch = DraftBatch(shape, lengths, table, sampling, rng_keys, None, rows)
         drafts = self._drafter.draft_tree(batch, roots, state)
         return drafts._replace(tree=memory.put_fields("tree", drafts.tree))
 

@@ -35,7 +35,7 @@ class StepMemory(RoundMemory):
         super().__init__(caps, most, like)
         device, self._columns = like.logits.device, columns
         self._tables = {layer: f"table.{group}" for layer, group in tables.items()}
-        for name, fill in (("prefix_lens", 1), ("lengths", 1), ("rng_keys", 0)):
+        for name, fill in (("prefix_lens", 1), ("lengths", 1), ("rng_keys", 0), ("lookup_rows", 0)):
             self.allocate(name, most, torch.int64, fill)
         for name in set(self._tables.values()):
             self.allocate(name, most * columns, torch.int32)

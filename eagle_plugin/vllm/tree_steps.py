@@ -30,6 +30,7 @@ from eagle_plugin.vllm.graph_modes import wants_graphs
 from eagle_plugin.vllm.head_exchange import mailbox_of
 from eagle_plugin.vllm.head_forwards import DraftBatch, ExtendBatch, HeadForwards
 from eagle_plugin.vllm.linear_attention import LinearLayers
+from eagle_plugin.vllm.lookup_rows import LookupRows, lookup_rows_of
 from eagle_plugin.vllm.plugin_config import caps_of
 from eagle_plugin.vllm.policy_reports import PolicyReporter
 from eagle_plugin.vllm.ranks import rank_logger
@@ -60,6 +61,7 @@ class TreeSteps:
     _wanted: Shape | None = None  # what would be drafted now
     _reporter: PolicyReporter | None = None
     _mailbox: HeadMailbox | None = None
+    _lookup_rows: LookupRows | None = None  # where branches are looked up
     _defers = True  # whether the head may read the tokens of a plain step later
     _verifier: TreeVerifier  # with the caches
     _deferred: DeferredTokens  # the same
@@ -85,6 +87,8 @@ class TreeSteps:
         """Take over the target and the head, which are loaded."""
         use_bf16_kernel(model, self.model_config)
         self.linear = LinearLayers(model)
+        self._lookup_rows = lookup_rows_of(self.vllm_config, self._caps, self.device, self._logger)
+        self.drafter.lookups = None if self._lookup_rows is None else self._lookup_rows.lookups
         self._logger.info(plugin_serves(self.speculative_config.method, self._caps, loader.backend(self.device.type)))
 
     def _use_caches(self) -> None:
@@ -108,6 +112,9 @@ class TreeSteps:
         """Let the policy choose the shapes from now on, if it is asked for; the caches must be there, unused."""
         chooser = choose_shapes(self, self._caps, self._policy_mode, self._logger)
         self._shapes = RoundShapes(chooser, self._limits)
+        if self.drafter.lookups is not None:
+            chooser.looked_up = self.drafter.lookups.counts
+            self.drafter.lookups.clear()  # what tests and measurements left
 
     def _look_around(self, scheduler_output: Any, requests: Mapping[str, Any]) -> set[str]:
         """Before a step: report, exchange the head if asked to, forget the trees of requests that leave the batch, and
@@ -121,6 +128,9 @@ class TreeSteps:
             self._mailbox.look()
         gone: set[str] = scheduler_output.finished_req_ids | (scheduler_output.preempted_req_ids or set())
         self._store.forget(gone)
+        if self._lookup_rows is not None:
+            self._lookup_rows.forget(scheduler_output.finished_req_ids)
+            self._lookup_rows.begin(scheduler_output.scheduled_new_reqs)
         if self.cache_config.enable_prefix_caching and len(self._deferred):
             self._read_deferred(self._deferred.wanted_by_blocks(scheduler_output, gone, requests))
         self._deferred.forget(gone)
@@ -170,11 +180,15 @@ class TreeSteps:
         assert state.accepted is not None and state.draws is not None
         batch, accepted, state.has_drafted = state.batch, state.accepted, True
         is_greedy, shape = state.is_greedy, self._choose(state)
+        rows = None
+        if self._lookup_rows is not None:
+            rows = self._lookup_rows.of(state.names, state.in_prompts)
+            self._lookup_rows.lookups.append(rows, batch.roots, accepted)
         slot_table = state.layers[next(iter(self.drafter._draft_attn_layer_names))].slot_table
         if shape == PLAIN and not len(batch.trees) and self._defers:
             self._shapes.begin(shape, batch)
-            rows = PlainRows.after(batch, next_tokens, ids, side_by_side(parts))
-            self._deferred.add(state.names, firsts, batch.host_lens, rows, slot_table)
+            plain = PlainRows.after(batch, next_tokens, ids, side_by_side(parts))
+            self._deferred.add(state.names, firsts, batch.host_lens, plain, slot_table)
             self._read_deferred(self._deferred.excess())
             return self._keep(state, root_drafts(batch.b, self.device))
         self._read_deferred(state.names)
@@ -193,7 +207,9 @@ class TreeSteps:
         self._shapes.begin(shape, batch)
         # A grammar begins where the reasoning ends, which the scheduler looks for along one path.
         chains = state.chains() if self._has_reasoner else None
-        trees = DraftBatch(shape, root.lengths, slot_table, *state.draws, chains)
+        if rows is not None and chains is not None:
+            rows = rows.masked_fill(chains, 0)
+        trees = DraftBatch(shape, root.lengths, slot_table, *state.draws, chains, rows)
         drafter = step if step is not None and step.can_draft(trees, root.state) else self.drafter
         drafts = self._draft_clock.time(shape, partial(drafter.draft_tree, trees, root.tokens, root.state))
         return self._keep(state, drafts)

@@ -115,6 +115,7 @@ def test_another_process_shows_the_same() -> None:
     """Every sample of the two ways, names and labels included."""
     clock = Clock()
     shapes = served_chooser(clock)
+    shapes.looked_up = lambda: (7, 3)
     PolicyMetrics(LABELS, clock).record(shapes)
 
     class Collector:

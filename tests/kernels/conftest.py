@@ -10,7 +10,17 @@ import pytest
 from cuda_emulation import CSRC, build_emulated
 
 # what `path` can switch
-from eagle_plugin.kernels import accepted_path, attention, kv, loader, penalties, round_start, sampling, tree  # noqa: F401
+from eagle_plugin.kernels import (  # noqa: F401
+    accepted_path,
+    attention,
+    kv,
+    loader,
+    lookup,
+    penalties,
+    round_start,
+    sampling,
+    tree,
+)
 
 
 @pytest.fixture(scope="session", autouse=True)

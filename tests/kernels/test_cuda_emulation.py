@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(not shutil.which("g++"), reas
 RUNS = [("forward", ""), ("reverse", "64"), ("random", "32")]
 CASES = [*(pytest.param(*run, marks=pytest.mark.matrix) for run in RUNS[:2]), RUNS[2]]
 KERNEL_TESTS = [
-    f"test_{name}_kernels.py" for name in ("tree", "kv", "accepted_path", "penalties", "round_start")
+    f"test_{name}_kernels.py" for name in ("tree", "kv", "accepted_path", "penalties", "round_start", "lookup")
 ]  # sampling: see below
 # the barrier of which the negative controls are deprived
 BARRIER = """    scratch.picked[place] = candidate;

@@ -107,3 +107,14 @@ def test_a_head_without_candidates_promises_nothing() -> None:
     drafted = Shape(3, 2, 8)
     scores = torch.full((2, (1 + drafted.draft_slots) * 2), -math.inf)
     assert PathSums(drafted, shapes_within(drafted), "cpu")(scores).count_nonzero() == 0
+
+
+def test_steps_of_a_looked_up_path_belong_to_every_shape_that_is_deep_enough() -> None:
+    drafted, shapes = Shape(2, 2, 4), [Shape(1, 1, 3), Shape(2, 2, 4)]
+    head, looked_up = [0.5, 0.3, 0.2, 0.1, 0.1, 0.05], [0.4, 0.35]
+    assert len(head) == drafted.candidates
+    scores = torch.tensor([head + looked_up]).log()
+    sums = PathSums(drafted, shapes, "cpu", scores.shape[1])(scores)
+    torch.testing.assert_close(sums[:, 0], torch.tensor([[0.9, 0.0], [0.9, 0.35]]))
+    without = PathSums(drafted, shapes, "cpu")(scores[:, : drafted.candidates])
+    torch.testing.assert_close(without[:, 0], torch.tensor([[0.5, 0.0], [0.8, 0.2]]))

@@ -19,9 +19,19 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from eagle_plugin.kernels import accepted_path, attention, gated_delta_trees, kv, penalties, round_start, sampling, tree
+from eagle_plugin.kernels import (
+    accepted_path,
+    attention,
+    gated_delta_trees,
+    kv,
+    lookup,
+    penalties,
+    round_start,
+    sampling,
+    tree,
+)
 
-MODULES = (tree, sampling, kv, attention, gated_delta_trees, penalties, accepted_path, round_start)
+MODULES = (tree, sampling, kv, attention, gated_delta_trees, penalties, accepted_path, round_start, lookup)
 
 
 def patch(monkeypatch: pytest.MonkeyPatch, device: str) -> None:

@@ -27,6 +27,7 @@ from eagle_plugin.bench.servers import Server
 # process that imported the modules. PYTHONPATH is among them because a fork looks for the added folders itself.
 READ_LATE = {
     *("EAGLE_PLUGIN", "EAGLE_POLICY", "EAGLE_POLICY_LOG_SECONDS", "EAGLE_OVERLAP", "EAGLE_GRAPHS", "EAGLE_SELFTEST"),
+    "EAGLE_LOOKUP",
     *("EAGLE_CAPTURE", "EAGLE_CAPTURE_PRIVACY", "EAGLE_CAPTURE_PYTHON"),
     *("EAGLE_CACHE_DIR", "EAGLE_TEST_FAULT", "EAGLE_TEST_WAITS", "EAGLE_TEST_WAITS_CONTROL"),
     *(

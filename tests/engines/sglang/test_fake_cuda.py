@@ -19,6 +19,7 @@ from eagle_plugin.core.tree import chain_ancestors
 from eagle_plugin.core.verify import Accepted
 from eagle_plugin.policy.shapes import captured_shapes
 from eagle_plugin.runtime.graphs import Graph
+from eagle_plugin.runtime.lookups import Lookups
 from eagle_plugin.runtime.parallel_levels import HeadLevels, MaskRow
 from eagle_plugin.runtime.ranks import RankAgreement
 from eagle_plugin.runtime.rng import KeyTable
@@ -199,6 +200,39 @@ def test_a_round(library: FakeLibrary, any_round: DecodeRound, shape: Shape, gre
         wanted = ["verify_tree", "compact_kv", "read_path", "topk_log_softmax"]
         assert library.launched[-len(wanted) :] == wanted
         assert (greedy or shape == PLAIN) == ("propose" not in library.launched)
+
+
+@pytest.mark.parametrize("captured", [False, True], ids=["eager", "captured"])
+def test_branches_are_looked_up(library: FakeLibrary, any_round: DecodeRound, captured: bool) -> None:
+    """The host gives the tokens of a prompt, and never hears of those that a round accepts."""
+    decode_round, shapes = any_round, captured_shapes(SHAPE)
+    lookups = decode_round._drafter.lookups = Lookups(8, SHAPE, 64, VOCABULARY, CUDA)
+    if captured:
+        around = lambda *_: contextlib.nullcontext()  # noqa: E731
+        decode_round.capture(Capturer(), SHAPE, shapes, [2, 4], around, with_sums=True)
+    schedule = schedule_batch()
+    library.launched.clear()
+    rows = schedule.req_pool_indices
+    lookups.begin(rows, [[1, 2, 3, 1, 2]] * B)
+    lookups.append_first(rows, schedule.seq_lens, torch.zeros(B, dtype=torch.int32, device=CUDA))
+    batch = decode_round._reader.read(SHAPE, schedule, decode_round.padded_b(B))
+    assert library.launched == ["append_tokens", "start_round"]
+    library.launched.clear()
+    drafts = decode_round.draft(batch, state())
+    assert drafts.scores is not None and drafts.scores.shape[1] == SHAPE.candidates + SHAPE.steps
+    output = decode_round.verify(batch, drafts)
+    decode_round.extend(batch, decode_round.walk(batch, drafts, output), output, state())
+    assert all_on_cuda(*drafts.first(B).tree, *lookups.history)
+    if captured:
+        assert not library.launched, "a captured function was called instead of replayed"
+        sums = decode_round._path_sums[SHAPE]
+        assert decode_round.path_sums(batch, sums, drafts.scores).shape == (len(sums.shapes), 4, SHAPE.steps)
+    else:
+        assert [name for name in library.launched if name in ("look_up", "select_tree", "append_tokens")] == [
+            "look_up",
+            "select_tree",
+            "append_tokens",
+        ]
 
 
 @pytest.mark.parametrize("greedy", [False, True], ids=["sampled", "greedy"])

@@ -28,6 +28,7 @@ from vllm_fake_cuda import (
 
 from eagle_plugin.core.verify import Accepted
 from eagle_plugin.policy.shapes import captured_shapes
+from eagle_plugin.runtime.lookups import Lookups
 from eagle_plugin.runtime.parallel_levels import HeadLevels, MaskRow
 from eagle_plugin.runtime.ranks import RankAgreement
 from eagle_plugin.runtime.round import HeadState, TopM
@@ -64,6 +65,8 @@ def test_captured_functions(library: FakeLibrary, greedy: bool, levels: str) -> 
     """
     head, zeros = (BlockHead if levels == "by a block" else Head)(), torch.zeros(B, dtype=torch.int64, device=CUDA)
     head._draft_attn_layer_names = {"layer"}
+    lookups = head.lookups = None if greedy else Lookups(8, SHAPE, 100, VOCABULARY, CUDA)
+    lookup_rows = None if lookups is None else zeros + 1
     if levels == "all at once":
         head.levels = HeadLevels(MaskRow(7, torch.zeros(1, HIDDEN, device=CUDA)))
     target = torch.zeros(1, VOCABULARY, device=CUDA), torch.zeros(1, 3 * HIDDEN, device=CUDA)
@@ -88,11 +91,15 @@ def test_captured_functions(library: FakeLibrary, greedy: bool, levels: str) -> 
         paths = Accepted(*(x.clone() for x in accepted))
         assert step.can_extend(paths, drafted, greedy)
         root = step.extend(paths, [torch.zeros(len(slots), HIDDEN, device=CUDA)] * 3, greedy)
-        trees = DraftBatch(drafted, root.lengths, table(), params, keys, None)
+        if lookups is not None:
+            lookups.append(lookup_rows, batch.roots, paths)
+        trees = DraftBatch(drafted, root.lengths, table(), params, keys, None, lookup_rows)
         assert step.can_draft(trees, root.state)
         assert root.state.top.logp.dim() == (2 if levels == "one by one" else 3)
         drafts = step.draft_tree(trees, root.tokens, root.state)
         assert drafts.tree.tokens.shape == (B, drafted.width)
+        more = 0 if lookups is None else drafted.steps
+        assert drafts.scores is not None and drafts.scores.shape[1] == drafted.candidates + more
         assert all_on_cuda(tokens, *accepted, *drafts.tree) and len(tokens) == B
         own = drafts.clone()
         assert step.holds(drafts) and not step.holds(own)
