@@ -58,16 +58,16 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--head", default=HEAD, help=f"an EAGLE-3 or P-EAGLE head's folder or name ({HEAD})")
     parser.add_argument("--lengths", type=int, nargs="+", default=[256, 1024, 2048, 4096, 7900], metavar="N")
     parser.add_argument("--windows", type=int, nargs="+", default=[1024, 512, 256, 128], metavar="W")
-    parser.add_argument("--texts", type=int, choices=range(1, len(MODULES) + 1), default=4, help="texts of each length")
+    parser.add_argument("--modules", type=int, choices=range(1, len(MODULES) + 1), default=4, help="of each length")
     parser.add_argument("--tokens", type=int, default=48, help="of each answer")
     parser.add_argument("--json", type=Path, help="write the rows to this file")
     return parser.parse_args()
 
 
-def prompts(tokenizer: Any, length: int, texts: int) -> Iterator[tuple[str, list[int]]]:
+def prompts(tokenizer: Any, length: int, modules: int) -> Iterator[tuple[str, list[int]]]:
     """Modules that are long enough, cut so that a prompt has about `length` tokens."""
     library = Path(sysconfig.get_paths()["stdlib"])
-    for module in MODULES[:texts]:
+    for module in MODULES[:modules]:
         body = tokenizer((library / f"{module}.py").read_text(encoding="utf-8"))["input_ids"]
         if len(body) >= length:
             text = f"```python\n{tokenizer.decode(body[: length - TEMPLATE])}\n```\n\n{QUESTION}"
@@ -116,7 +116,7 @@ def measure(model: Any, head: DraftHead, tokenizer: Any, options: argparse.Names
     for length in options.lengths:
         answers = [
             answer(model, head, ids, options.tokens, tokenizer.eos_token_id)
-            for _, ids in prompts(tokenizer, length, options.texts)
+            for _, ids in prompts(tokenizer, length, options.modules)
         ]
         for window in (None, *options.windows):
             head.window = window

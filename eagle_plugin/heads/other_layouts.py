@@ -126,8 +126,8 @@ def switches(config: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
 
 
 def window_of(config: Mapping[str, Any]) -> int | None:
-    """How many keys a row of an EAGLE-3 head sees, its own and the last before it; None: all, or not the same in all
-    layers. As vLLM's classes read config.json."""
+    """The number of keys that each row of an EAGLE-3 head sees, its own and the last before it; None: all of them, or
+    not as many in all layers. As vLLM's classes read config.json."""
     kinds, window = config.get("layer_types"), config.get("sliding_window")
     is_sliding = isinstance(kinds, list) and bool(kinds) and all(kind == SLIDING for kind in kinds)
     return window if is_sliding and type(window) is int and window > 0 else None
