@@ -19,17 +19,8 @@ from eagle_plugin.core.tree import chain_ancestors
 from eagle_plugin.core.verify import Accepted
 from eagle_plugin.kernels.accepted_path import AcceptedPath, read_path
 from eagle_plugin.kernels.sampling import SamplingParams
-from eagle_plugin.runtime.round import (
-    Drafts,
-    HeadState,
-    LevelRows,
-    RecurrentLevels,
-    TopM,
-    TreeRows,
-    accept,
-    draft,
-    top_m_of,
-)
+from eagle_plugin.runtime.accept import accept
+from eagle_plugin.runtime.round import Drafts, HeadState, LevelRows, RecurrentLevels, TopM, TreeRows, draft, top_m_of
 
 
 def new_slot_table(batch: int, positions: int, device: torch.device | str, seed: int = 0) -> Tensor:

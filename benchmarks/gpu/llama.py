@@ -11,7 +11,8 @@ from torch.nn import functional
 from benchmarks.roofline import Decoder
 from eagle_plugin.kernels.attention import tree_attention
 from eagle_plugin.kernels.kv import store_kv
-from eagle_plugin.runtime.round import KVCaches, TreeRows
+from eagle_plugin.runtime.accept import KVCaches
+from eagle_plugin.runtime.round import TreeRows
 
 EPS, ROPE_BASE = 1e-5, 500_000.0  # of Llama 3
 

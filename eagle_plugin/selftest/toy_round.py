@@ -20,9 +20,10 @@ from eagle_plugin.core.tree import DraftTree, chain_ancestors
 from eagle_plugin.core.verify import Accepted
 from eagle_plugin.kernels import attention, kv, round_start
 from eagle_plugin.kernels.accepted_path import AcceptedPath, read_path
+from eagle_plugin.runtime.accept import KVCaches, accept
 from eagle_plugin.runtime.graph_emulator import EmulatedCapturer, recording_launches
 from eagle_plugin.runtime.graphs import Capturer, CudaCapturer
-from eagle_plugin.runtime.round import HeadState, KVCaches, LevelRows, RecurrentLevels, TopM, accept, draft, top_m_of
+from eagle_plugin.runtime.round import HeadState, LevelRows, RecurrentLevels, TopM, draft, top_m_of
 from eagle_plugin.selftest.trial import TOLERANCE, Check, Trial, places_of
 
 VOCABULARY = 1024  # at most: what depends on its size is tested kernel by kernel

@@ -14,9 +14,10 @@ from eagle_plugin.core.tree import DraftTree
 from eagle_plugin.core.verify import Accepted
 from eagle_plugin.kernels.accepted_path import read_path
 from eagle_plugin.policy.path_sums import PathSums
+from eagle_plugin.runtime.accept import without_spare_places
 from eagle_plugin.runtime.captured_rounds import Around, CapturedRounds, FunctionKey
 from eagle_plugin.runtime.graphs import Capturer
-from eagle_plugin.runtime.round import Drafts, without_spare_places
+from eagle_plugin.runtime.round import Drafts
 from eagle_plugin.runtime.round_memory import OneRequest, RoundMemory
 from eagle_plugin.sglang.adapters import Adapters
 from eagle_plugin.sglang.batch import BatchReader, RoundBatch

@@ -12,8 +12,8 @@ from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 from torch import Tensor
 
 from eagle_plugin.kernels.round_start import RoundStart
+from eagle_plugin.runtime.accept import KVCaches
 from eagle_plugin.runtime.graphs import StaticMemory
-from eagle_plugin.runtime.round import KVCaches
 
 
 class Pool(NamedTuple):

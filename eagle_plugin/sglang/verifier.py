@@ -17,7 +17,8 @@ from eagle_plugin.core.synthetic import SyntheticRates
 from eagle_plugin.core.tree import DraftTree
 from eagle_plugin.core.verify import Accepted
 from eagle_plugin.kernels.tree import sibling_links
-from eagle_plugin.runtime.round import Drafts, TreeRows, accept, accepted_rows
+from eagle_plugin.runtime.accept import accept, accepted_rows
+from eagle_plugin.runtime.round import Drafts, TreeRows
 from eagle_plugin.sglang.attention import TreeAttention
 from eagle_plugin.sglang.batch import RoundBatch
 from eagle_plugin.sglang.forward import TreeForward

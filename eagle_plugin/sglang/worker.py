@@ -4,40 +4,36 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
-from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from sglang.srt.layers.quantization.unquant import UnquantizedEmbeddingMethod, UnquantizedLinearMethod
-from sglang.srt.managers.utils import GenerationBatchResult
 from sglang.srt.runtime_context import get_device, get_parallel, get_schedule, get_spec
 from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
-from sglang.srt.speculative.eagle_info import EagleDraftInput
 from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
-from torch import Tensor
 
 from eagle_plugin.core.shape import PLAIN, Shape
 from eagle_plugin.core.tree import DraftTree
 from eagle_plugin.core.verify import Accepted
 from eagle_plugin.heads.manifest import trained_depths
-from eagle_plugin.policy.chooser import ServedRound, ShapeChooser, policy_mode
+from eagle_plugin.policy.chooser import ShapeChooser, policy_mode
 from eagle_plugin.policy.costs import DEFERRED_TOKENS
 from eagle_plugin.policy.shapes import captured_shapes
+from eagle_plugin.runtime.accept import accepted_rows
 from eagle_plugin.runtime.draft_clock import DraftClock
 from eagle_plugin.runtime.head_mailbox import HeadMailbox
 from eagle_plugin.runtime.huge_pages import use_huge_pages
 from eagle_plugin.runtime.lookups import lookups_of
 from eagle_plugin.runtime.ranks import RankAgreement
 from eagle_plugin.runtime.rng import KeyTable
-from eagle_plugin.runtime.round import Drafts, accepted_rows
+from eagle_plugin.runtime.round import Drafts
 from eagle_plugin.runtime.target_weights import use_bf16_kernel
 from eagle_plugin.sglang.adapters import Adapters
 from eagle_plugin.sglang.attention import TreeAttention
-from eagle_plugin.sglang.batch import BatchReader, RoundBatch, committed_tokens
+from eagle_plugin.sglang.batch import BatchReader, committed_tokens
 from eagle_plugin.sglang.capture import capture_rounds
 from eagle_plugin.sglang.data_parallel import SharedRounds
 from eagle_plugin.sglang.decode_round import DecodeRound
@@ -50,19 +46,12 @@ from eagle_plugin.sglang.logits import needs_plain_round, transforms_of
 from eagle_plugin.sglang.pools import SlidingReader, check_pools, chunk_of, pools_of, sliding_layers, windows_of
 from eagle_plugin.sglang.ranks import rank_logger
 from eagle_plugin.sglang.round_costs import choose_shapes
+from eagle_plugin.sglang.round_result import RoundResult, idle_result, round_result
 from eagle_plugin.sglang.sampling import SeededSampler, request_seeds
 from eagle_plugin.sglang.selftest import check_rounds
 from eagle_plugin.sglang.synthetic import synthetic_rates
 from eagle_plugin.sglang.verifier import TreeVerifier, grammar_tree, log_probabilities
 from eagle_plugin.sglang.weight_updates import take_new_weights
-
-
-@dataclass
-class RoundResult(GenerationBatchResult):
-    """The engine's result of a round, why a part of it ran without graphs on a server that has them, and its shape."""
-
-    eager_reasons: Sequence[str] = ()
-    served: ServedRound | None = None
 
 
 class TreeWorker(EAGLEWorkerV2):
@@ -214,7 +203,7 @@ class TreeWorker(EAGLEWorkerV2):
         features = output.features[accepted_rows(kept, shape.width).view(-1)] if batch.return_hidden_states else None
         read = partial(self._round.extend, inputs, accepted, output, state)
         state = self._draft_clock.time_reading(shape, read)
-        result = self._result(inputs, kept, new_lens, state, logprobs, features)
+        result = round_result(inputs, kept, new_lens, state, logprobs, features, self._round.is_captured(inputs))
         path_sums = partial(self._round.path_sums, inputs)
         result.served = self.shapes.launched(shape, b, prefix_tokens, real, path_sums)
         if self._round.sizes():
@@ -239,15 +228,7 @@ class TreeWorker(EAGLEWorkerV2):
         inputs = self._reader.padding(shape, self._round.padded_b(most), is_greedy=True)
         nothing = torch.zeros(0, dtype=torch.int64, device=self.device)
         self._round.verify(inputs, Drafts(DraftTree.padding(nothing, shape.width), shape))
-        return RoundResult(
-            logits_output=LogitsProcessorOutput(next_token_logits=None),
-            next_token_ids=nothing,
-            speculative_num_draft_tokens=shape.width,
-            speculative_output_stride=shape.max_accept_length,
-            accept_lens=nothing.int(),
-            new_seq_lens=batch.seq_lens,
-            next_draft_input=EagleDraftInput(bonus_tokens=nothing.int()),
-        )
+        return idle_result(shape, batch.seq_lens)
 
     def _prefill(self, batch: Any, on_publish: Any, pp_proxy_tensors: Any) -> Any:
         """The engine's prefill; the requests get new keys, by which their next tokens are drawn if any has a seed."""
@@ -271,44 +252,3 @@ class TreeWorker(EAGLEWorkerV2):
         # The engine's prefill gives probabilities, the rounds read logarithms. Features that overflowed give none.
         state.topk_p = state.topk_p.log().nan_to_num(nan=-torch.inf, neginf=-torch.inf)
         return result
-
-    def _result(
-        self,
-        inputs: RoundBatch,
-        kept: Accepted,
-        new_lens: Tensor,
-        state: DraftState,
-        logprobs: LogitsProcessorOutput | None,
-        features: Tensor | None,
-    ) -> RoundResult:
-        """What the scheduler gets of b requests: copies, where the next round overwrites the memory.
-
-        features [b * E, H]: the target's states of the accepted paths, if they were asked for.
-        """
-        b, shape = inputs.b, inputs.shape
-        captured = self._round.is_captured(inputs)
-
-        def own(values: Tensor) -> Tensor:
-            return values.clone() if captured else values
-
-        output = logprobs or LogitsProcessorOutput(next_token_logits=None)
-        if features is not None:
-            output.hidden_states = features
-        head, roots = state
-        return RoundResult(
-            logits_output=output,
-            next_token_ids=own(kept.tokens).view(-1),
-            can_run_cuda_graph=captured,
-            speculative_num_draft_tokens=shape.width,
-            speculative_output_stride=shape.max_accept_length,
-            accept_lens=own(kept.lengths),
-            new_seq_lens=new_lens,
-            next_draft_input=EagleDraftInput(
-                topk_p=own(head.top.logp[:b]),
-                topk_index=own(head.top.tokens[:b]),
-                hidden_states=own(head.hidden[:b]),
-                bonus_tokens=own(roots[:b]),
-                num_tokens_per_req=1,
-                num_tokens_for_logprob_per_req=1,
-            ),
-        )

@@ -10,8 +10,8 @@ from torch import Tensor
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 
 from eagle_plugin.core.verify import Accepted
-from eagle_plugin.runtime.round import KVCaches
-from eagle_plugin.vllm.attention import token_rows
+from eagle_plugin.runtime.accept import KVCaches
+from eagle_plugin.vllm.cache_layout import token_rows
 from eagle_plugin.vllm.latent_attention import latent_rows
 
 

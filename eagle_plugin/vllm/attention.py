@@ -23,6 +23,7 @@ from eagle_plugin.kernels.kv import store_kv
 from eagle_plugin.runtime.host_to_device import to_device
 from eagle_plugin.runtime.round import TreeRows
 from eagle_plugin.vllm.cache_dtypes import FLOAT8
+from eagle_plugin.vllm.cache_layout import CacheRows, cache_rows, slot_table
 
 
 class ExtendRows(NamedTuple):
@@ -74,47 +75,6 @@ class TreeMetadata:
         assert extend is not None
         found: list[Chains] = self.planned(("chains", most), lambda: chains_of(extend, lens, self.slot_table, most))
         return found
-
-
-class CacheRows(NamedTuple):
-    """A layer's cache as rows of one token each: keys and values are views with the same row numbers."""
-
-    keys: Tensor  # [rows, Hkv, D]
-    values: Tensor  # [rows, Hkv, Dv]
-
-
-def token_rows(kv_cache: Tensor) -> Tensor:
-    """View a layer's cache [blocks, Hkv, block size, 2 * D] as rows of one token each, [rows, Hkv, 2 * D].
-
-    A row has the number that vLLM gives to its slot. Memory is in that order too (vLLM's layout LBNHC), so that what
-    copies blocks or tokens to other servers finds them where vLLM's own backends have them.
-    """
-    blocks, heads, size, content = kv_cache.shape
-    if kv_cache.stride() != (size * heads * content, content, heads * content, 1):
-        raise ValueError(
-            f"eagle-plugin cannot read a KV cache of shape {list(kv_cache.shape)} and strides "
-            f"{list(kv_cache.stride())}, it wants the layout LBNHC: start the server with EAGLE_PLUGIN=0"
-        )
-    return kv_cache.transpose(1, 2).view(blocks * size, heads, content)
-
-
-def cache_rows(kv_cache: Tensor) -> CacheRows:
-    """The keys and the values of `token_rows`."""
-    keys, values = token_rows(kv_cache).chunk(2, dim=-1)
-    return CacheRows(keys, values)
-
-
-def slot_table(block_table: Tensor, block_size: int, positions: int) -> Tensor:
-    """The cache row of each of the first `positions` positions, [b, S] int32; block_table [b, blocks] int32.
-
-    Positions after the end of the block table get row 0. Only padding has them: a tree that was cut short at the
-    maximal length of its request is as wide as the others of its batch.
-    """
-    blocks = min(-(-positions // block_size), block_table.shape[1])
-    offsets = torch.arange(block_size, dtype=torch.int32, device=block_table.device)
-    first = block_table[:, :blocks].int() * block_size
-    table = (first[:, :, None] + offsets).view(len(block_table), -1)
-    return table if table.shape[1] >= positions else pad(table, (0, positions - table.shape[1]))
 
 
 def chains_of(extend: ExtendRows, lens: Sequence[int], slot_table: Tensor, most: int | None = None) -> list[Chains]:

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from vllm.forward_context import set_forward_context
 
-from eagle_plugin.vllm.attention import Rows, TreeMetadata, slot_table
+from eagle_plugin.vllm.attention import Rows, TreeMetadata
+from eagle_plugin.vllm.cache_layout import slot_table
 from eagle_plugin.vllm.latent_attention import LatentMetadata, latent_names
 from eagle_plugin.vllm.linear_attention import LinearMetadata
 

@@ -278,11 +278,7 @@ CONTRACT: Contract = {
         "unified_attention": "q k v out cu_seqlens_q max_seqlen_q seqused_k max_seqlen_k softmax_scale causal"
         " window_size block_table softcap q_descale k_descale v_descale ...",
     },
-    "vllm.v1.attention.backends.mla.cpu_mla.CPUMLABackend": {
-        "get_name": "",
-        "get_impl_cls": "",
-        "get_builder_cls": "",
-    },
+    "vllm.v1.attention.backends.mla.cpu_mla.CPUMLABackend": attributes("get_name get_impl_cls get_builder_cls"),
     "vllm.v1.attention.backends.mla.cpu_mla.CPUMLAImpl": {
         "forward_mqa": "self q kv_c_and_k_pe_cache attn_metadata layer",
         "do_kv_cache_update": "self kv_c_normed k_pe kv_cache slot_mapping kv_cache_dtype k_scale ...",

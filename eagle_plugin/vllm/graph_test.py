@@ -20,8 +20,8 @@ from eagle_plugin.kernels.sampling import SamplingParams
 from eagle_plugin.runtime.round import Drafts, HeadState, TopM
 from eagle_plugin.selftest.comparison import Comparison
 from eagle_plugin.selftest.failure import differences_of_batches
-from eagle_plugin.vllm.attention import cache_rows
 from eagle_plugin.vllm.batch import DraftStore, RoundBatch
+from eagle_plugin.vllm.cache_layout import cache_rows
 from eagle_plugin.vllm.decode_step import DecodeStep
 from eagle_plugin.vllm.dummy_batches import places_of
 from eagle_plugin.vllm.head_forwards import DraftBatch

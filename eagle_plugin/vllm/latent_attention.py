@@ -15,13 +15,8 @@ from torch import Tensor
 from vllm.model_executor.layers.attention.mla_attention import MLAAttention
 from vllm.v1.attention.backends.mla.cpu_mla import CPUMLABackend, CPUMLAImpl
 
-from eagle_plugin.vllm.attention import (
-    CacheRows,
-    TreeMetadata,
-    TreeMetadataBuilder,
-    attend_extend,
-    attend_trees,
-)
+from eagle_plugin.vllm.attention import TreeMetadata, TreeMetadataBuilder, attend_extend, attend_trees
+from eagle_plugin.vllm.cache_layout import CacheRows
 
 
 class LatentMetadata(TreeMetadata):

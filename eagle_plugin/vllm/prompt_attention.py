@@ -20,7 +20,8 @@ from vllm.v1.kv_cache_interface import KVQuantMode
 from eagle_plugin.core.shape import MAX_WIDTH
 from eagle_plugin.kernels.float8 import FLOAT8
 from eagle_plugin.runtime.host_to_device import to_device
-from eagle_plugin.vllm.attention import CacheRows, ExtendRows, TreeAttentionImpl, TreeMetadata, attend_chains
+from eagle_plugin.vllm.attention import ExtendRows, TreeAttentionImpl, TreeMetadata, attend_chains
+from eagle_plugin.vllm.cache_layout import CacheRows
 
 PAGE = 16  # FlashAttention reads blocks of a multiple of so many tokens
 VERSIONS = (2, 3)  # 4 compiles for each size when it first meets it, which nobody would have warmed up

@@ -18,7 +18,8 @@ from eagle_plugin.core.tree import chain_ancestors
 from eagle_plugin.kernels.sampling import SamplingParams
 from eagle_plugin.policy.costs import Costs, Curve, Forward
 from eagle_plugin.runtime import round_costs
-from eagle_plugin.runtime.round import Drafts, HeadState, TopM, TreeRows, accept, top_m_of
+from eagle_plugin.runtime.accept import accept
+from eagle_plugin.runtime.round import Drafts, HeadState, TopM, TreeRows, top_m_of
 from eagle_plugin.runtime.round_costs import LONG, LONG_BATCH, ReferenceTimes
 from eagle_plugin.vllm.attention import ExtendRows, Rows
 from eagle_plugin.vllm.deferred_extend import DeferredRows

@@ -16,9 +16,10 @@ from eagle_plugin.core.tree import chain_ancestors
 from eagle_plugin.core.verify import Accepted
 from eagle_plugin.kernels.accepted_path import read_path
 from eagle_plugin.kernels.sampling import SamplingParams
+from eagle_plugin.runtime.accept import accept
 from eagle_plugin.runtime.captured_rounds import CapturedRounds, FunctionKey
 from eagle_plugin.runtime.ranks import RankAgreement
-from eagle_plugin.runtime.round import Drafts, TreeRows, accept
+from eagle_plugin.runtime.round import Drafts, TreeRows
 from eagle_plugin.runtime.round_memory import OneRequest
 from eagle_plugin.vllm.accepted_tokens import CacheGroup, output_tokens
 from eagle_plugin.vllm.attention import Rows, TreeMetadata

@@ -17,9 +17,10 @@ from eagle_plugin.core.shape import PLAIN, Shape
 from eagle_plugin.kernels import loader
 from eagle_plugin.policy.chooser import policy_mode
 from eagle_plugin.policy.path_sums import PathSums
+from eagle_plugin.runtime.accept import without_spare_places
 from eagle_plugin.runtime.draft_clock import DraftClock
 from eagle_plugin.runtime.head_mailbox import HeadMailbox
-from eagle_plugin.runtime.round import Drafts, without_spare_places
+from eagle_plugin.runtime.round import Drafts
 from eagle_plugin.runtime.startup import plugin_serves
 from eagle_plugin.vllm.batch import DraftStore, RoundBatch, root_drafts
 from eagle_plugin.vllm.capture import captured_steps

@@ -17,7 +17,7 @@ from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 from vllm.v1.worker.gpu.sample.output import SamplerOutput
 
 from eagle_plugin.kernels.sampling import SamplingParams
-from eagle_plugin.runtime.round import accepted_rows
+from eagle_plugin.runtime.accept import accepted_rows
 from eagle_plugin.vllm.backend import tree_attention
 from eagle_plugin.vllm.batch import RoundBatch
 from eagle_plugin.vllm.logits import node_rows

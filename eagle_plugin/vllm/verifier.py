@@ -13,8 +13,9 @@ from vllm.v1.outputs import SamplerOutput
 from eagle_plugin.core.synthetic import SyntheticRates
 from eagle_plugin.core.verify import Accepted
 from eagle_plugin.kernels.sampling import SamplingParams
+from eagle_plugin.runtime.accept import accept, accepted_rows
 from eagle_plugin.runtime.ranks import RankAgreement
-from eagle_plugin.runtime.round import Drafts, accept, accepted_rows
+from eagle_plugin.runtime.round import Drafts
 from eagle_plugin.vllm.accepted_tokens import CacheGroup, cache_groups, output_tokens
 from eagle_plugin.vllm.batch import RoundBatch
 from eagle_plugin.vllm.decode_step import DecodeStep

@@ -20,7 +20,7 @@ from benchmarks.gpu.results import finished
 from benchmarks.gpu.steps import STEPS, Setting, StepError, steps_of
 from eagle_plugin.common.command_end import end_of
 from eagle_plugin.kernels import loader
-from eagle_plugin.runtime.round import KVCaches
+from eagle_plugin.runtime.accept import KVCaches
 
 ROOT = Path(__file__).parents[2]
 TINY = Setting("cpu", tiny=True)

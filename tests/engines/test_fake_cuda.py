@@ -13,19 +13,9 @@ from eagle_plugin.core.tree import DraftTree
 from eagle_plugin.core.verify import Accepted
 from eagle_plugin.kernels.sampling import SamplingParams
 from eagle_plugin.runtime import rng
+from eagle_plugin.runtime.accept import KVCaches, accept, accepted_rows
 from eagle_plugin.runtime.parallel_levels import HeadLevels, MaskRow
-from eagle_plugin.runtime.round import (
-    Drafts,
-    HeadState,
-    KVCaches,
-    LevelRows,
-    RecurrentLevels,
-    TopM,
-    accept,
-    accepted_rows,
-    draft,
-    top_m_of,
-)
+from eagle_plugin.runtime.round import Drafts, HeadState, LevelRows, RecurrentLevels, TopM, draft, top_m_of
 
 B, VOCABULARY, DRAFT_VOCABULARY, HIDDEN = 3, 512, 256, 64
 SHAPE = Shape(3, 4, 16)

@@ -14,7 +14,7 @@ from benchmarks.gpu.decoding import PlainDecoder, TreeDecoder
 from benchmarks.gpu.models import SMALL
 from benchmarks.gpu.phases import tensors_of
 from eagle_plugin.core.shape import Shape
-from eagle_plugin.runtime.round import KVCaches
+from eagle_plugin.runtime.accept import KVCaches
 
 B, POSITIONS = 3, 300
 

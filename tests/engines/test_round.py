@@ -17,18 +17,8 @@ from eagle_plugin.core.shape import PLAIN, Shape
 from eagle_plugin.core.verify import Accepted, verify_greedy
 from eagle_plugin.kernels.tree import topk_log_softmax
 from eagle_plugin.runtime import rng
-from eagle_plugin.runtime.round import (
-    Drafts,
-    HeadState,
-    KVCaches,
-    LevelRows,
-    RecurrentLevels,
-    TopM,
-    accept,
-    accepted_rows,
-    draft,
-    top_m_of,
-)
+from eagle_plugin.runtime.accept import KVCaches, accept, accepted_rows
+from eagle_plugin.runtime.round import Drafts, HeadState, LevelRows, RecurrentLevels, TopM, draft, top_m_of
 
 VOCABULARY = 11
 SHAPES = [Shape(1, 4, 5), Shape(2, 4, 8), Shape(3, 2, 6), Shape(4, 3, 16), Shape.chain(3)]

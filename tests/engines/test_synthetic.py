@@ -12,7 +12,8 @@ from eagle_plugin.core.sampling import SamplingParams
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.core.synthetic import SyntheticRates
 from eagle_plugin.core.tree import DraftTree
-from eagle_plugin.runtime.round import Drafts, accept
+from eagle_plugin.runtime.accept import accept
+from eagle_plugin.runtime.round import Drafts
 from eagle_plugin.runtime.synthetic import (
     VARIABLE,
     WARNING,

@@ -35,7 +35,7 @@ BY_DESIGN = {
     "update_async_output_token_ids",  # vLLM's: the tokens of the step before, for penalties
     "to_device",  # these two copy from pinned memory on a GPU (runtime/host_to_device.py)
     "values_to_device",
-    "without_spare_places",  # of a CPU's tensors only (runtime/round.py)
+    "without_spare_places",  # of a CPU's tensors only (runtime/accept.py)
 }
 ENGINES = ("/eagle_plugin/", "/sglang/", "/vllm/")
 

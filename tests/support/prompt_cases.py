@@ -11,7 +11,8 @@ from torch import Tensor
 
 from eagle_plugin.core.tree import chain_ancestors
 from eagle_plugin.runtime.round import TreeRows
-from eagle_plugin.vllm.attention import ExtendRows, Rows, TreeAttentionImpl, TreeMetadata, cache_rows, slot_table
+from eagle_plugin.vllm.attention import ExtendRows, Rows, TreeAttentionImpl, TreeMetadata
+from eagle_plugin.vllm.cache_layout import cache_rows, slot_table
 
 KV_HEADS, HEADS, DIM, WIDTH, TOKENS = 2, 6, 32, 4, 320
 K_SCALE, V_SCALE = 0.004, 0.009  # with which the largest number of float8_e4m3fn is about 2 and 4

@@ -120,6 +120,11 @@ FAULTS = (
         ),
     ),
     Fault(
+        "vllm-context-norms",
+        "a DFlash drafter norms the context's keys of all layers by the weights of the first on a CPU",
+        (Line("vllm/model_executor/models/qwen3_dflash.py", 643, "ops.rms_norm("),),
+    ),
+    Fault(
         "sglang-token-id",
         "a token id outside of the vocabulary ends the server",
         (

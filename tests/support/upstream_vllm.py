@@ -17,6 +17,7 @@ from bigram_models import VOCAB, spoken
 from family_models import CHANGES, family_head, family_target
 from tiny_adapters import write_adapter
 from tiny_checkpoints import read_config, write_config
+from upstream_block_drafters import context_norms
 from upstream_run import Reproduction, run, say
 from vllm import LLM, SamplingParams
 from vllm.lora.request import LoRARequest
@@ -292,6 +293,7 @@ REPRODUCTIONS: dict[str, Reproduction] = {
     "vllm-compile-cache": compile_cache,
     "vllm-latent-rotation": latent_rotation,
     "vllm-latent-blocks": latent_blocks,
+    "vllm-context-norms": context_norms,
 }
 
 if __name__ == "__main__":

@@ -13,12 +13,14 @@ from vllm_sampling_metadata import sampling_metadata
 
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.kernels.gated_delta import Net
+from eagle_plugin.runtime.accept import KVCaches
 from eagle_plugin.runtime.parallel_levels import Block, HeadLevels
-from eagle_plugin.runtime.round import Drafts, KVCaches
+from eagle_plugin.runtime.round import Drafts
 from eagle_plugin.vllm import linear_attention
-from eagle_plugin.vllm.attention import TreeAttentionImpl, slot_table
+from eagle_plugin.vllm.attention import TreeAttentionImpl
 from eagle_plugin.vllm.batch import DraftStore, RoundBatch
 from eagle_plugin.vllm.block_drafts import BlockForwards
+from eagle_plugin.vllm.cache_layout import slot_table
 from eagle_plugin.vllm.drafter import TreeProposer
 from eagle_plugin.vllm.masked_rows import HeadRows
 

@@ -16,7 +16,7 @@ from vllm.inputs import TokensPrompt
 from vllm_bigram import draw
 from vllm_engines import free_blocks, settle
 
-from eagle_plugin.runtime import round as decode_round
+from eagle_plugin.runtime import accept
 
 LEAST_P = 1e-7
 
@@ -55,6 +55,6 @@ def check_distribution(
     for ours, theirs in zip(draw(llm, settings, 300), expected, strict=True):
         found = p_values(ours, theirs)
         assert min(found.values()) > LEAST_P, found
-    monkeypatch.setattr(decode_round, "verify_tree", broken_verifier.FAULTS["temperature one"])
+    monkeypatch.setattr(accept, "verify_tree", broken_verifier.FAULTS["temperature one"])
     control = p_values(draw(llm, settings[1:], 300)[0], expected[1])
     assert min(control.values()) < LEAST_P**2, control

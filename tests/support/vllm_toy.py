@@ -15,8 +15,9 @@ from eagle_plugin.policy.chooser import ShapeChooser
 from eagle_plugin.runtime.ranks import RankAgreement
 from eagle_plugin.runtime.round import Drafts, HeadState
 from eagle_plugin.vllm.accepted_tokens import CacheGroup
-from eagle_plugin.vllm.attention import TreeAttentionImpl, TreeMetadata, slot_table
+from eagle_plugin.vllm.attention import TreeAttentionImpl, TreeMetadata
 from eagle_plugin.vllm.batch import DraftStore, RoundBatch
+from eagle_plugin.vllm.cache_layout import slot_table
 from eagle_plugin.vllm.decode_step import DecodeStep
 from eagle_plugin.vllm.deferred_extend import DeferredTokens
 from eagle_plugin.vllm.drafter import TreeProposer

@@ -21,7 +21,7 @@ from eagle_plugin.policy.log import PolicyLog
 from eagle_plugin.policy.report import shape_of
 from eagle_plugin.runtime.round_metrics import REJECTED_ROUNDS, RejectionWatch
 from eagle_plugin.sglang.metrics import RoundCounter
-from eagle_plugin.sglang.worker import RoundResult
+from eagle_plugin.sglang.round_result import RoundResult
 
 STEPS, _, NODES = SHAPE  # of the server `plugin`
 PROMPTS = ["tree root leaf", "the quick brown fox", "a", "one two three", "x = y", "hello"]

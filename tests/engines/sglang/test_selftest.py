@@ -4,6 +4,7 @@ graph, a skewed mask."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from toy_engine import COLUMNS, ROWS, SHAPE, Drafter
 from toy_parts import SIZES, parts
 
 from eagle_plugin.core.tree import DraftTree
-from eagle_plugin.runtime import round
+from eagle_plugin.runtime import accept
 from eagle_plugin.runtime.graph_emulator import recording_launches
 from eagle_plugin.selftest import comparison
 from eagle_plugin.selftest.failure import LeftOut
@@ -217,13 +218,21 @@ def test_a_value_kept_by_python_is_found(recorded: None) -> None:
 def test_a_wrong_kernel_between_forwards_is_found(recorded: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """A move of keys and values that is captured right and runs wrong as it is, or the other way round."""
     made = parts([4])
-    monkeypatch.setattr(round, "compact_kv", lambda *arguments, **options: None)
+    monkeypatch.setattr(accept, "compact_kv", lambda *arguments, **options: None)
     assert any("extend: moved keys and values" in reason for reason in RoundTest(made).run())
 
 
 def test_ranks_that_accept_other_tokens_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of those that serve the same requests: two groups of data-parallel attention accept what they like."""
+    from sglang.srt import runtime_context
+
+    alike = SimpleNamespace(attn_tp_size=4)
+    monkeypatch.setattr(runtime_context, "get_parallel", lambda: alike)
     monkeypatch.setattr(selftest, "gather_objects", lambda found: [found, found, [*found[:-1], found[-1] + 1]])
     (reason,) = selftest.test_rounds(parts([]))
     assert reason.startswith("ranks 2 accepted other tokens than rank 0 in test round ")
     monkeypatch.setattr(selftest, "gather_objects", lambda found: [found, list(found)])
+    assert selftest.test_rounds(parts([])) == []
+    alike.attn_tp_size = 1
+    monkeypatch.setattr(selftest, "gather_objects", lambda found: [found, [*found[:-1], found[-1] + 1]])
     assert selftest.test_rounds(parts([])) == []

@@ -16,17 +16,15 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec
 from eagle_plugin.kernels.attention import extend_attention
 from eagle_plugin.runtime.round import TreeRows
 from eagle_plugin.vllm.attention import (
-    CacheRows,
     ExtendRows,
     Rows,
     TreeAttentionImpl,
     TreeMetadata,
     TreeMetadataBuilder,
     attend_chains,
-    cache_rows,
     chains_of,
-    slot_table,
 )
+from eagle_plugin.vllm.cache_layout import CacheRows, cache_rows, slot_table
 
 BLOCKS, KV_HEADS, HEADS, SIZE, DIM = 12, 2, 6, 16, 32
 PARENTS = [-1, 0, 0, 1]  # of every tree here

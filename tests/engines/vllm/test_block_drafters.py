@@ -37,7 +37,7 @@ from vllm_greedy import make_prompts
 
 from eagle_plugin.core.shape import PLAIN, Levels, Shape
 from eagle_plugin.policy.chooser import ShapeChooser
-from eagle_plugin.runtime import round as decode_round
+from eagle_plugin.runtime import accept
 from eagle_plugin.runtime.graph_emulator import recording_launches
 from eagle_plugin.runtime.parallel_levels import Block, HeadLevels
 from eagle_plugin.runtime.round import Drafts, HeadState
@@ -356,6 +356,6 @@ def test_sampled_text_has_the_distribution_of_plain_decoding(tmp_path: Path, mon
         with fixed_shapes(llm):
             alone = [generate(llm, [[60, 70]], temperature=1.0, seed=seed)[0] for seed in (0, 5)]
         assert generate(llm, [[60, 70]] * 4, temperature=1.0, seed=5) == [alone[1]] * 4 != [alone[0]] * 4
-        monkeypatch.setattr(decode_round, "verify_tree", broken_verifier.FAULTS["every draft accepted"])
+        monkeypatch.setattr(accept, "verify_tree", broken_verifier.FAULTS["every draft accepted"])
         found = p_values(draw(llm, SETTINGS[:1], REQUESTS)[0], theirs[0])
         assert min(found.values()) < LEAST_P**2, found

@@ -26,7 +26,7 @@ from vllm_bigram import TREES as DRAWN_TREES
 from vllm_engines import accept_length, engine, free_blocks, generate, random_shapes, runner, settle
 from vllm_greedy import make_prompts, write_heads, write_target
 
-from eagle_plugin.runtime import round as decode_round
+from eagle_plugin.runtime import accept
 from eagle_plugin.vllm import attention
 
 MATRIX = pytest.mark.matrix
@@ -219,5 +219,5 @@ def test_sampled_text_has_the_distribution_of_plain_decoding(tmp_path: Path, mon
     with engine(target, head, policy="random", kv_cache_dtype="fp8", **DRAWN_TREES, **OPTIONS) as llm:
         for ours, theirs in zip(draw(llm, settings, 800), expected, strict=True):
             assert min(p_values(ours, theirs).values()) > 1e-5
-        monkeypatch.setattr(decode_round, "verify_tree", broken_verifier.FAULTS["every draft accepted"])
+        monkeypatch.setattr(accept, "verify_tree", broken_verifier.FAULTS["every draft accepted"])
         assert min(p_values(draw(llm, settings[:1], 800)[0], expected[0]).values()) < 1e-10

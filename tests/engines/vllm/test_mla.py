@@ -22,7 +22,8 @@ from vllm_requests import make_prompts
 
 from eagle_plugin.vllm import latent_attention, runner_choice, support
 from eagle_plugin.vllm.accepted_tokens import CacheGroup
-from eagle_plugin.vllm.attention import CacheRows, TreeMetadata
+from eagle_plugin.vllm.attention import TreeMetadata
+from eagle_plugin.vllm.cache_layout import CacheRows
 
 MATRIX = pytest.mark.matrix
 FAMILY = "deepseek_v3"

@@ -23,7 +23,7 @@ from vllm_greedy import Reference, make_prompts, write_heads, write_target
 
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.policy.shapes import shapes_within
-from eagle_plugin.runtime import round as decode_round
+from eagle_plugin.runtime import accept
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Greedy text
@@ -160,7 +160,7 @@ def test_sampled_text_has_the_distribution_of_plain_decoding(plugin: LLM, plain:
 
 
 def test_a_broken_verifier_is_found_out(plugin: LLM, plain: Plain, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decode_round, "verify_tree", broken_verifier.FAULTS["every draft accepted"])
+    monkeypatch.setattr(accept, "verify_tree", broken_verifier.FAULTS["every draft accepted"])
     found = p_values(draw(plugin, SETTINGS[:1], REQUESTS)[0], plain.drawn[0])
     assert min(found.values()) < LEAST_P**2, found
 

@@ -18,7 +18,8 @@ from eagle_plugin.core.shape import MAX_WIDTH
 from eagle_plugin.core.tree import chain_ancestors
 from eagle_plugin.runtime.round import TreeRows
 from eagle_plugin.vllm import prompt_attention
-from eagle_plugin.vllm.attention import ExtendRows, Rows, TreeAttentionImpl, TreeMetadata, cache_rows, slot_table
+from eagle_plugin.vllm.attention import ExtendRows, Rows, TreeAttentionImpl, TreeMetadata
+from eagle_plugin.vllm.cache_layout import cache_rows, slot_table
 from eagle_plugin.vllm.prompt_attention import FlashPromptsImpl, TritonPromptsImpl, flash_kernel, prompts_of
 
 

@@ -16,7 +16,7 @@ from vllm.exceptions import VLLMValidationError
 from vllm_bigram import ASYNC, OPTIONS, PROMPT, TREES, Acceptance, ask, draw, write_models, write_peagle
 from vllm_engines import engine
 
-from eagle_plugin.runtime import round as decode_round
+from eagle_plugin.runtime import accept
 
 SAMPLING: list[dict[str, Any]] = [
     {"temperature": 1.0},
@@ -103,7 +103,7 @@ def test_a_broken_verifier_is_found_out(
 ) -> None:
     """Under shapes that change at random."""
     faults = broken_verifier.FAULTS | {"SGLang's filters": sglangs_filters}
-    monkeypatch.setattr(decode_round, "verify_tree", faults[fault])
+    monkeypatch.setattr(accept, "verify_tree", faults[fault])
     found = p_values(draw(plugin, [SAMPLING[number]], REQUESTS)[0], expected[number])
     assert min(found.values()) < LEAST_P**2, found
 

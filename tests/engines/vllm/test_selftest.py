@@ -16,8 +16,8 @@ from vllm_configs import configure
 from vllm_engines import engine, runner
 
 from eagle_plugin.kernels import loader
+from eagle_plugin.runtime.accept import KVCaches
 from eagle_plugin.runtime.graph_emulator import recording_launches
-from eagle_plugin.runtime.round import KVCaches
 from eagle_plugin.selftest import record
 from eagle_plugin.selftest.failure import LeftOut
 from eagle_plugin.vllm import attention, plugin_config, support

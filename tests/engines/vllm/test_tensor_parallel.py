@@ -87,11 +87,11 @@ def llm(models: Models, expected: Spoken, two_ranks: None) -> Iterator[LLM]:
 
 def watch_rank(worker: Any) -> None:
     """Count the rounds in which a rank walked another path than it leaves with, and apply its faults."""
-    from eagle_plugin.runtime import round as decode_round
+    from eagle_plugin.runtime import accept
 
     runner = worker.worker.model_runner
     ranks, rank = runner._verifier.ranks, get_tp_group().rank_in_group
-    healthy_walk, healthy_agree = decode_round.verify_tree, ranks.agree
+    healthy_walk, healthy_agree = accept.verify_tree, ranks.agree
     ranks.splits, ranks.faults = 0, []
 
     def walk(tree: Any, logits: Any, params: Any, rng_keys: Any, *more: Any, **options: Any) -> Any:
@@ -106,7 +106,7 @@ def watch_rank(worker: Any) -> None:
         ranks.splits += not all(torch.equal(*values) for values in zip(walked, agreed, strict=True))
         return agreed
 
-    decode_round.verify_tree, ranks.agree = walk, agree
+    accept.verify_tree, ranks.agree = walk, agree
 
 
 def choose_faults(worker: Any, *faults: str) -> None:
