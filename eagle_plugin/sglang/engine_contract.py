@@ -141,6 +141,7 @@ CONTRACT: Contract = {
         **attributes("model_is_mrope is_multimodal image_token_id"),
     },
     "sglang.srt.models.llama_eagle3.LlamaForCausalLMEagle3": {
+        "__init__": "self ...",
         "load_weights": "self weights",
         **attributes("config model _draft_window_size get_attention_sliding_window_size"),
     },

@@ -89,8 +89,11 @@ def test_no_graphs_of_latent_attention(monkeypatch: pytest.MonkeyPatch, caplog: 
 
 
 @pytest.mark.parametrize("lora", [None, object()], ids=["", "--enable-lora"])
-def test_the_targets_forward_is_captured_without_adapters(lora: Any) -> None:
-    """What a forward with adapters computes depends on numbers of the host."""
+def test_the_targets_forward_is_captured_without_adapters_of_the_host(
+    lora: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`test_gpu_adapters.py` has those that GPUs serve."""
+    monkeypatch.setattr(capture, "can_capture_adapters", lambda runner: False)
     caches = [SimpleNamespace(layer_names=names) for names in (["a", "b"], ["head"], ["c"])]
     runner = SimpleNamespace(
         lora_config=lora,
@@ -102,4 +105,4 @@ def test_the_targets_forward_is_captured_without_adapters(lora: Any) -> None:
     )
     found = capture._target_forward(runner)
     assert (found is None) is (lora is not None)
-    assert found is None or found[1:] == ("tokens", "positions of three axes", {"a": ["a", "b"], "c": ["c"]})
+    assert found is None or found[1:] == ("tokens", "positions of three axes", {"a": ["a", "b"], "c": ["c"]}, None)
