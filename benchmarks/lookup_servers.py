@@ -3,7 +3,8 @@
     python benchmarks/lookup_servers.py --engine sglang [--repeats 8] [--out out]
 
 Four servers of one target and head: plain decoding, the engine's own speculation, and the plugin with EAGLE_LOOKUP=off
-and =on, each with its default policy. Groups of questions: "ordinary" of examples/prompts, and "repeating", whose
+and =on, each with its default policy under
+caps that leave a looked-up path room. Groups of questions: "ordinary" of examples/prompts, and "repeating", whose
 answers repeat code of the prompt (`benchmarks/lookup.py`). A repeat asks each server the same three questions of one
 group while the others are stopped; ratios are of one repeat. The report is out/lookup-ENGINE.json.
 """
@@ -22,7 +23,7 @@ from rich.console import Console
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.lookup import prompts_of
-from eagle_plugin.bench.choices import add_model_options, resolve_head, resolve_target
+from eagle_plugin.bench.choices import add_model_options, parse_shape, resolve_head, resolve_target
 from eagle_plugin.bench.engines import ENGINES
 from eagle_plugin.bench.load import Sampling
 from eagle_plugin.bench.machine import Machine, describe_machine, usable_cores
@@ -36,6 +37,7 @@ from eagle_plugin.bench.spec import ServerSpec
 from eagle_plugin.bench.startup import serving, warm_up_all
 from eagle_plugin.bench.steal import StealWatch
 from eagle_plugin.bench.tables import number, plain_table, with_quartiles
+from eagle_plugin.core.shape import Shape
 
 ASKED = 3  # questions of a repeat
 PLAIN, BUILTIN, OFF, ON = "plain", "builtin", "off", "on"
@@ -79,6 +81,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """The options."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_model_options(parser)
+    parser.add_argument("--shape", type=parse_shape, default=Shape(5, 4, 16), metavar="S/K/N", help="caps (5/4/16)")
     parser.add_argument("--repeats", type=int, default=8, help=f"of {ASKED} questions, for each group (default: 8)")
     parser.add_argument("--max-tokens", type=int, default=128, help="of an answer (default: 128)")
     parser.add_argument("--threads", type=int, help="OpenMP threads of every server")
@@ -105,7 +108,7 @@ def specs_of(options: argparse.Namespace, target: Path, head: Path) -> dict[str,
     """The four servers."""
     engine = ENGINES[options.engine]
     plain = ServerSpec(target=target, mode="plain", engine=options.engine, threads=options.threads, name=PLAIN)
-    plugin = replace(plain, mode="plugin", head=head, shape=engine.plugin_shape(head))
+    plugin = replace(plain, mode="plugin", head=head, shape=options.shape)
     return {
         PLAIN: plain,
         BUILTIN: replace(plain, mode="builtin", head=head, shape=engine.builtin_shape, name=BUILTIN),
