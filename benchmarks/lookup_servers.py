@@ -3,10 +3,10 @@
     python benchmarks/lookup_servers.py --engine sglang [--repeats 8] [--out out]
 
 Four servers of one target and head: plain decoding, the engine's own speculation, and the plugin with EAGLE_LOOKUP=off
-and =on, each with its default policy under
-caps that leave a looked-up path room. Groups of questions: "ordinary" of examples/prompts, and "repeating", whose
-answers repeat code of the prompt (`benchmarks/lookup.py`). A repeat asks each server the same three questions of one
-group while the others are stopped; ratios are of one repeat. The report is out/lookup-ENGINE.json.
+and =on, each with its default policy, under caps that leave a looked-up path room. Groups of questions: "ordinary" of
+examples/prompts, and "repeating", whose answers repeat code of the prompt (`benchmarks/lookup.py`). A repeat asks each
+server the same three questions of one group while the others are stopped; ratios are of one repeat. The report is
+out/lookup-ENGINE.json.
 """
 
 from __future__ import annotations
