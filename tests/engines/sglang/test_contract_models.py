@@ -105,7 +105,8 @@ def test_a_masked_row_is_fused_as_the_features_of_real_rows_are():
     from sglang.srt.models.registry import ModelRegistry
 
     assert holds(type(ModelRegistry).resolve_model_cls, "self.models.get(first_arch)")
-    assert ModelRegistry.models["LlamaForCausalLMEagle3"] is LlamaForCausalLMEagle3
+    # A test before this one in the process may have registered our class in its place.
+    assert issubclass(ModelRegistry.models["LlamaForCausalLMEagle3"], LlamaForCausalLMEagle3)
     fusion = ["self.input_norm", "self.fc_norm", "hidden_states.chunk(self.num_aux_hidden_states, dim=-1)", "self.fc"]
     assert in_order(LlamaModel.forward, ["hidden_states.shape[-1] != embeds.shape[-1]", *fusion, "self.layers"])
 
