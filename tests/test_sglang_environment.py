@@ -20,7 +20,7 @@ GROUPS = {
     "requests": ("grammar", "logprobs", "parameters", "metrics"),
     "heads": ("parallel_heads", "head_exchange"),
     "models": ("families", "lora", "gpu_adapters", "chunks"),
-    "starts": ("selftest", "selftest_start", "refusals"),
+    "starts": ("selftest", "selftest_start", "refusals", "unsupported_flags"),
     "ranks": ("tensor_parallel", "ranks"),
 }
 QUICK = {"greedy": "greedy_text or prefill_chunk"}  # what of a group `make test` runs

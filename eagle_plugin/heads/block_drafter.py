@@ -15,9 +15,9 @@ from eagle_plugin.heads.block_config import ARCHITECTURE, METHOD, block_rows, is
 from eagle_plugin.heads.checkpoint import check_shapes, check_values, size_of
 from eagle_plugin.heads.description import HeadDescription, read_head
 from eagle_plugin.heads.files import HeadError, LeftToEngine, StoredTensor, check_mask_token, read_config, text_config
+from eagle_plugin.heads.other_layouts import SLIDING
 from eagle_plugin.heads.vllm_rules import draft_vocabulary
 
-SLIDING = "sliding_attention"
 _LAYER = "layers.{}."
 
 

@@ -62,7 +62,7 @@ class TreeVerifier:
         synthetic: SyntheticRates | None = None,
         replicas: int = 1,
     ) -> None:
-        """attention serves the target; rows: of the engine's request table; synthetic: as of `round.accept`; replicas:
+        """attention serves the target; rows: of the engine's request table; synthetic: as of `accept.accept`; replicas:
         as of `TreeForward`."""
         runner = target_worker.model_runner
         self.penalties = NodePenalties(rows, runner.model_config.vocab_size, runner.device)

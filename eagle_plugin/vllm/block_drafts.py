@@ -18,10 +18,11 @@ from vllm.forward_context import set_forward_context
 
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.core.tree import chain_ancestors
-from eagle_plugin.heads.block_config import levels_of_block, mask_token_of
+from eagle_plugin.heads.block_config import mask_token_of
 from eagle_plugin.runtime.parallel_levels import Block, HeadLevels, block_of
 from eagle_plugin.runtime.round import HeadState, TopM, TreeRows, top_m_of
 from eagle_plugin.vllm.attention import Rows, TreeMetadata
+from eagle_plugin.vllm.block_support import levels_of_drafter
 from eagle_plugin.vllm.deferred_extend import DeferredRows
 from eagle_plugin.vllm.draft_tables import without_whole_tables
 from eagle_plugin.vllm.draft_weights import int8_weights
@@ -37,7 +38,7 @@ def configured_block(speculative_config: Any) -> Block:
     trained for: wider trees need no longer block.
     """
     config = speculative_config.draft_model_config.hf_config.to_dict()
-    return Block(mask_token_of(config), 1 + levels_of_block(config, speculative_config.num_speculative_tokens))
+    return Block(mask_token_of(config), 1 + levels_of_drafter(speculative_config))
 
 
 class BlockForwards(HeadForwards):

@@ -76,7 +76,7 @@ class StepFunctions(CapturedRounds[StepMemory]):
     ) -> None:
         """target: its logits [1, V] and states [1, F] of one row. columns: positions that a request can have in its
         slots. tables: the KV cache group of a layer of each of `groups`, and of the head's. forward: None where the
-        engine runs the target. synthetic: as of `round.accept`."""
+        engine runs the target. synthetic: as of `accept.accept`."""
         super().__init__()
         self._drafter, self._groups, self._caps, self._linear = drafter, groups, caps, linear
         self._target, self._columns, self._tables = target, columns, tables

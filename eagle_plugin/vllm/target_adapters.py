@@ -48,9 +48,8 @@ class TargetAdapters:
     def ready(self) -> Iterator[None]:
         """Let vLLM have as many adapters as a step can have. Afterwards it has none, and loads those that it needs."""
         runner = self._runner
-        runner.maybe_remove_all_loras(
-            runner.lora_config
-        )  # they may be of the same numbers, after an exchange of the head
+        # After an exchange of the head there may be some of the same numbers.
+        runner.maybe_remove_all_loras(runner.lora_config)
         with runner.maybe_setup_dummy_loras(runner.lora_config):
             yield
 

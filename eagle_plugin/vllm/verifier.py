@@ -39,7 +39,7 @@ class TreeVerifier:
         synthetic: SyntheticRates | None = None,
     ) -> None:
         """sampler is vLLM's ``Sampler``, whose functions make the log probabilities that requests ask for. synthetic:
-        as of `round.accept`."""
+        as of `accept.accept`."""
         self.groups, self._linear, self._sampler, self._logprobs_mode = groups, linear, sampler, logprobs_mode
         self.ranks, self.synthetic = ranks, synthetic
 

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peagle_models import FREQUENCIES, HEAD_DIM, HEADS, unused_ids
-from safetensors import safe_open
+from peagle_models import FREQUENCIES, HEAD_DIM, HEADS, copies_of
 from tiny_checkpoints import (
     PAD,
     Random,
@@ -99,12 +98,7 @@ def dflash_head(
     shape = {"num_hidden_layers": layers, "num_attention_heads": HEADS, "num_key_value_heads": HEADS}
     shape |= {"head_dim": HEAD_DIM, "draft_vocab_size": len(kept)}
     c = write_config(path, **dflash_config(t, dtype, (1, 3, 5), block, **shape))
-    with safe_open(str(Path(target) / "model.safetensors"), framework="pt") as file:
-        lm_head = file.get_tensor("lm_head.weight").float()
-    copies, own = torch.tensor(unused_ids(vocab, kept, MASK)), torch.tensor(kept)
-    following = own[lm_head[kept][:, kept].argmax(0)]  # most likely next token of each kept one
-    lm_head[:, copies] = lm_head[:, kept]
-    lm_head[:, MASK] = 0
+    lm_head, own, copies, of_next = copies_of(target, vocab, kept)
     embedding, fc = torch.eye(vocab), torch.zeros(vocab, vocab)
     embedding[MASK] *= FLAG
     if by_context:
@@ -119,7 +113,6 @@ def dflash_head(
         "embed_tokens.weight": embedding,
         "lm_head.weight": lm_head[kept] + random.normal(len(kept), vocab, std=wrong / math.sqrt(vocab)),
     }
-    of_next = copies[torch.searchsorted(own, following)]
     for i in range(layers):
         tensors |= decoder_layer(random, f"layers.{i}", c, vocab, gain=0.0)
         tensors |= _attention(f"layers.{i}", vocab, own, copies, of_next)

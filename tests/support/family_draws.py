@@ -14,13 +14,19 @@ from eagle_plugin.bench.servers import Server
 LEAST_P = 1e-7
 
 
-def check_distribution(plain: Server, plugin: Server, folder: Path, settings: list[dict[str, Any]]) -> None:
-    """Texts of both settings are of plain decoding's distribution. The control: a verifier that takes every temperature
-    for 1; folder: where the plugin's can be broken (`broken_verifier.install`)."""
+def check_draws(plain: Server, plugin: Server, settings: list[dict[str, Any]]) -> list[Any]:
+    """Texts of both settings are of plain decoding's distribution; returns what plain decoding drew."""
     expected = draw(plain, settings, 500)
     for ours, theirs in zip(draw(plugin, settings, 300), expected, strict=True):
         found = p_values(ours, theirs)
         assert min(found.values()) > LEAST_P, found
+    return expected
+
+
+def check_distribution(plain: Server, plugin: Server, folder: Path, settings: list[dict[str, Any]]) -> None:
+    """`check_draws`. The control: a verifier that takes every temperature for 1; folder: where the plugin's can be
+    broken (`broken_verifier.install`)."""
+    expected = check_draws(plain, plugin, settings)
     broken_verifier.choose(folder, "temperature one")
     try:
         (broken,) = draw(plugin, settings[1:], 300)

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -42,6 +43,26 @@ SHARP = 20000.0  # of the queries: the attention is on one row
 FREQUENCIES = 3  # of RoPE that queries and keys use: the highest, so that the rows beside the right one score much less
 
 
+class Copies(NamedTuple):
+    """Dimensions of a head whose contents are tokens: each kept token has a second one, which nothing else uses."""
+
+    lm_head: Tensor  # [V, V]: the target's, which reads the copies as it does the tokens, and nothing of the mask
+    own: Tensor  # [kept] int64
+    copies: Tensor  # [kept] int64
+    of_next: Tensor  # [kept] int64: the copy of the most likely next token of each
+
+
+def copies_of(target: str | Path, vocab: int, kept: list[int]) -> Copies:
+    """For a head of these tokens, ascending, of a target with an embedding of unit vectors."""
+    with safe_open(str(Path(target) / "model.safetensors"), framework="pt") as file:
+        lm_head = file.get_tensor("lm_head.weight").float()
+    own, copies = torch.tensor(kept), torch.tensor(unused_ids(vocab, kept, MASK))
+    following = own[lm_head[kept][:, kept].argmax(0)]
+    lm_head[:, copies] = lm_head[:, kept]
+    lm_head[:, MASK] = 0
+    return Copies(lm_head, own, copies, copies[torch.searchsorted(own, following)])
+
+
 def peagle_head(
     path: str | Path,
     target: str | Path,
@@ -59,14 +80,7 @@ def peagle_head(
     shape = {"num_hidden_layers": layers, "num_attention_heads": HEADS, "num_key_value_heads": HEADS}
     shape |= {"head_dim": HEAD_DIM, "intermediate_size": vocab, "mask_token_id": MASK, "ptd_token_id": MASK}
     c = write_config(path, **(eagle3_config(t, dtype, len(kept), None) | shape))
-    with safe_open(str(Path(target) / "model.safetensors"), framework="pt") as file:
-        lm_head = file.get_tensor("lm_head.weight").float()
-    copies = torch.tensor(unused_ids(vocab, kept, MASK))
-    following = torch.tensor(kept)[lm_head[kept][:, kept].argmax(0)]  # most likely next token of each kept one
-    of_next = copies[torch.searchsorted(torch.tensor(kept), following)]
-    lm_head[:, copies] = lm_head[:, kept]
-    lm_head[:, MASK] = 0
-
+    lm_head, _, copies, of_next = copies_of(target, vocab, kept)
     tensors: dict[str, Tensor] = {}
     for i in range(layers):
         tensors |= decoder_layer(random, f"layers.{i}", c, 2 * vocab if i == 0 else vocab, gain=0.0)

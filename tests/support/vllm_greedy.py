@@ -7,7 +7,7 @@ import math
 import random
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import bigram_models
 import peagle_models
@@ -17,7 +17,7 @@ from tiny_models import markov_eagle2_head
 from torch import Tensor
 from trained_heads import Weights, rewrite
 from transformers import AutoModelForCausalLM
-from vllm_engines import Rounds
+from vllm_engines import Rounds, engine, generate
 
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.heads.kinds import HEADS
@@ -76,6 +76,22 @@ def write_heads(folder: Path, target: Path) -> dict[str, Path]:
         "peagle": peagle_models.peagle_head(folder / "peagle", target, bigram_models.spoken(target), wrong=0.2),
         "eagle2": rewrite(calm, folder / "eagle2", lambda c: c | {"architectures": eagle2}, disturb),
     }
+
+
+class GreedyModels(NamedTuple):
+    """A target, its heads (`write_heads`), and what it says without drafts."""
+
+    target: Path
+    heads: dict[str, Path]
+    expected: list[list[int]]
+
+
+def write_models(folder: Path, prompts: list[list[int]]) -> GreedyModels:
+    """Write a target and heads, and let vLLM alone answer these prompts."""
+    target = write_target(folder)
+    with engine(target) as llm:
+        expected = generate(llm, prompts)
+    return GreedyModels(target, write_heads(folder, target), expected)
 
 
 def write_blurred_head(folder: Path, target: Path) -> Path:

@@ -10,14 +10,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from trained_heads import Weights, rewrite
 from vllm import LLM
 from vllm_engines import counters, engine, generate, rounds, runner
-from vllm_greedy import make_prompts, write_heads, write_target
+from vllm_greedy import GreedyModels, make_prompts, write_models
 
 from eagle_plugin.core.shape import PLAIN, Shape
 from eagle_plugin.policy.costs import Curve
@@ -34,23 +34,13 @@ PROMPTS = make_prompts(12)
 MATRIX = pytest.mark.matrix
 
 
-class Models(NamedTuple):
-    target: Path
-    heads: dict[str, Path]
-    expected: list[list[int]]
-
-
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Models]:
-    folder = tmp_path_factory.mktemp("graphs")
-    target = write_target(folder)
-    with engine(target) as llm:
-        expected = generate(llm, PROMPTS)
-    yield Models(target, write_heads(folder, target), expected)
+def models(tmp_path_factory: pytest.TempPathFactory) -> GreedyModels:
+    return write_models(tmp_path_factory.mktemp("graphs"), PROMPTS)
 
 
 @contextmanager
-def captured(models: Models, head: str = "reduced", asynchronous: bool = True, **options: Any) -> Iterator[LLM]:
+def captured(models: GreedyModels, head: str = "reduced", asynchronous: bool = True, **options: Any) -> Iterator[LLM]:
     """An engine whose steps are captured."""
     os.environ["EAGLE_GRAPHS"] = "emulate"
     options |= {"plugin": {"async_scheduling": asynchronous}}
@@ -95,7 +85,7 @@ def counted(step: DecodeStep) -> Counter[str]:
         pytest.param("eagle2", True, marks=MATRIX),
     ],
 )
-def test_greedy_text_by_replays(models: Models, head: str, asynchronous: bool) -> None:
+def test_greedy_text_by_replays(models: GreedyModels, head: str, asynchronous: bool) -> None:
     with captured(models, head, asynchronous) as llm:
         step = runner(llm)._step
         assert step.sizes() == [8, 4, 2, 1]
@@ -114,7 +104,7 @@ def test_greedy_text_by_replays(models: Models, head: str, asynchronous: bool) -
     ("head", "asynchronous"),
     [("reduced", True), pytest.param("peagle", True, marks=MATRIX), pytest.param("reduced", False, marks=MATRIX)],
 )
-def test_text_by_replays_of_several_shapes(models: Models, head: str, asynchronous: bool) -> None:
+def test_text_by_replays_of_several_shapes(models: GreedyModels, head: str, asynchronous: bool) -> None:
     """Each step drafts trees of another shape: of the captured ones, and of one that has no graphs."""
     with captured(models, head, asynchronous, policy="random") as llm:
         step, run, replayed = runner(llm)._step, runner(llm)._step.functions.run, Counter[tuple[str, Any]]()
@@ -134,7 +124,7 @@ def test_text_by_replays_of_several_shapes(models: Models, head: str, asynchrono
             assert replayed["draft", shape]
 
 
-def test_whatever_the_scheduler_does(models: Models) -> None:
+def test_whatever_the_scheduler_does(models: GreedyModels) -> None:
     """Chunks of prompts, cut trees, and a cache too small for all requests, between steps that are replayed."""
     prompts = [*PROMPTS, *make_prompts(8, longest=150, seed=9)]
     with captured(models, max_num_batched_tokens=72, num_gpu_blocks_override=20) as llm:
@@ -147,7 +137,7 @@ def test_whatever_the_scheduler_does(models: Models) -> None:
             assert generate(llm, prompts) == by_replays
 
 
-def test_another_head_is_captured_anew(models: Models, tmp_path: Path) -> None:
+def test_another_head_is_captured_anew(models: GreedyModels, tmp_path: Path) -> None:
     """Graphs have the addresses of a head's weights: with those of the head before, drafts would stay as bad."""
 
     def other_way(weights: Weights) -> Weights:
@@ -169,7 +159,7 @@ def test_another_head_is_captured_anew(models: Models, tmp_path: Path) -> None:
         assert after.tokens / after.count > 1.2 * before.tokens / before.count
 
 
-def test_requests_of_every_kind(models: Models) -> None:
+def test_requests_of_every_kind(models: GreedyModels) -> None:
     """Seeded text is that of eager steps; a penalty and log probabilities leave the walk to them."""
     kinds: list[dict[str, Any]] = [
         {"temperature": 1.0, "seed": 5},
@@ -224,7 +214,7 @@ class ReplayClock:
 @MATRIX  # it starts an engine of its own; test_decode_step.py proves that captured path sums are those of eager ones
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_the_policy_knows_what_replays_cost(
-    asynchronous: bool, models: Models, monkeypatch: pytest.MonkeyPatch
+    asynchronous: bool, models: GreedyModels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only what was captured is offered to it, and its path sums are replayed."""
     with captured(models, asynchronous=asynchronous, policy="auto") as llm:

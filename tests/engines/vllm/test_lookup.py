@@ -3,13 +3,11 @@ whatever the scheduler does: chunks, preemption, the prefix cache, a scheduler t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 from vllm_engines import counters, engine, generate, runner
-from vllm_greedy import make_prompts, write_heads, write_target
+from vllm_greedy import GreedyModels, make_prompts, write_models
 
 TREES: dict[str, Any] = {"depth": 4, "topk": 3, "nodes": 16}
 # What a request says twice, so that much is looked up from its first round on.
@@ -26,24 +24,14 @@ CASES = [
 ]
 
 
-class Models(NamedTuple):
-    target: Path
-    heads: dict[str, Path]
-    expected: list[list[int]]
-
-
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Models]:
-    folder = tmp_path_factory.mktemp("lookup")
-    target = write_target(folder)
-    with engine(target) as llm:
-        expected = generate(llm, PROMPTS)
-    yield Models(target, write_heads(folder, target), expected)
+def models(tmp_path_factory: pytest.TempPathFactory) -> GreedyModels:
+    return write_models(tmp_path_factory.mktemp("lookup"), PROMPTS)
 
 
 @pytest.mark.parametrize(("head", "asynchronous", "policy", "options"), CASES)
 def test_greedy_text(
-    models: Models,
+    models: GreedyModels,
     head: str,
     asynchronous: bool,
     policy: str,
@@ -82,7 +70,7 @@ def check_sequences(sequences: list[list[int]], expected: list[list[int]]) -> No
         assert any(text[: len(tokens)] == tokens for tokens in whole)
 
 
-def test_the_comparison_sees_one_token(models: Models) -> None:
+def test_the_comparison_sees_one_token(models: GreedyModels) -> None:
     tokens = [*PROMPTS[0], *models.expected[0]]
     check_sequences([tokens], models.expected)
     with pytest.raises(AssertionError):

@@ -1,0 +1,98 @@
+"""Which of vLLM's model runners serves trees: V1, or V2 where the user asks for it."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from vllm.config import vllm as vllm_config_module
+from vllm.engine.arg_utils import EngineArgs
+from vllm_configs import DEFAULTS, configure, needs
+
+from eagle_plugin.runtime.startup import StartRefused
+from eagle_plugin.vllm import support
+
+pytestmark = pytest.mark.usefixtures("lines")
+
+
+def test_a_v1_runner_serves_where_vllm_would_take_v2(
+    target: Path, head: Path, lines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which it does by itself wherever Triton can be used: on GPUs, and on a CPU with triton-cpu."""
+    assert not configure(target, head).use_v2_model_runner and lines == []
+    monkeypatch.setattr(vllm_config_module, "HAS_TRITON", True)
+    made = configure(target, head)
+    assert made.parallel_config.worker_cls == support.WORKERS["cpu"] and not made.use_v2_model_runner
+    (line,) = lines
+    assert line.endswith("trees are served by vLLM's V1 model runner in place of V2 (EAGLE_VLLM_RUNNER=v2 keeps V2)")
+    # Only where the plugin serves, in every process that the configuration travels to.
+    assert not pickle.loads(pickle.dumps(made)).use_v2_model_runner
+    plain = EngineArgs(model=str(target), **DEFAULTS).create_engine_config()
+    assert plain.use_v2_model_runner
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (needs("attention_config", "hisparse_config", object()), "HiSparse"),
+        (lambda config: object.__setattr__(config, "watermark_config", object()), "watermarking"),
+        (lambda config: object.__setattr__(config, "aux_output_config", SimpleNamespace(enabled=True)), "auxiliary"),
+        (needs("model_config", "return_sampling_mask", True), "--return-sampling-mask"),
+        (needs("model_config", "enable_trace_replay", True), "--enable-trace-replay"),
+        (needs("parallel_config", "enable_batch_sharded_sampling", True), "batch-sharded sampling"),
+    ],
+)
+def test_what_only_the_v2_runner_has(
+    change: Any, named: str, target: Path, head: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EAGLE_PLUGIN", "0")
+    config = configure(target, head)
+    change(config)
+    (reason,) = support.unsupported_reasons(config)
+    assert named in reason and reason.endswith(": it is not served yet, vLLM has it in its V2 model runner only")
+
+
+@pytest.mark.parametrize(
+    ("variables", "v2", "logged"),
+    [
+        ({"VLLM_USE_V2_MODEL_RUNNER": "1"}, True, "V2 model runner"),
+        ({"EAGLE_VLLM_RUNNER": "v2"}, True, "V2 model runner"),
+        ({"EAGLE_VLLM_RUNNER": "v1", "VLLM_USE_V2_MODEL_RUNNER": "1"}, False, "in place of V2"),
+        ({"EAGLE_VLLM_RUNNER": "v2", "VLLM_USE_V2_MODEL_RUNNER": "0"}, False, "V1 serves the trees"),
+    ],
+)
+def test_a_user_who_asks_for_a_runner_gets_it(
+    variables: dict[str, str],
+    v2: bool,
+    logged: str,
+    target: Path,
+    head: Path,
+    lines: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(vllm_config_module, "HAS_TRITON", True)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    made = configure(target, head)
+    assert made.parallel_config.worker_cls == support.WORKERS["cpu"]
+    assert made.use_v2_model_runner == pickle.loads(pickle.dumps(made)).use_v2_model_runner == v2
+    assert len(lines) == 1 and logged in lines[0]
+
+
+def test_what_the_v2_runner_does_not_serve_is_left_to_v1(
+    target: Path, head: Path, lines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vllm_config_module, "HAS_TRITON", True)
+    monkeypatch.setenv("EAGLE_VLLM_RUNNER", "v2")
+    made = configure(target, head, enable_lora=True)
+    assert made.parallel_config.worker_cls == support.WORKERS["cpu"] and not made.use_v2_model_runner
+    assert lines == ["eagle-plugin: --enable-lora: trees are served by vLLM's V1 model runner, not by V2 yet"]
+
+
+def test_an_unknown_runner_is_one_sentence(target: Path, head: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EAGLE_VLLM_RUNNER", "v3")
+    with pytest.raises(StartRefused, match="EAGLE_VLLM_RUNNER is 'v3', wanted v1 or v2"):
+        configure(target, head)

@@ -1,0 +1,16 @@
+"""The server arguments of SGLang with which our worker serves, as far as the plugin reads them."""
+
+from __future__ import annotations
+
+from eagle_plugin.sglang import support
+
+SERVED = {
+    **{name: served[0] for name, served, _ in support._FLAGS},
+    "speculative_num_steps": 3,
+    "speculative_eagle_topk": 4,
+    "speculative_num_draft_tokens": 16,
+    "speculative_algorithm": "EAGLE3",
+    "speculative_draft_window_size": None,
+    "enable_lora": False,
+    "lora_paths": None,
+}
