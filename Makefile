@@ -32,7 +32,7 @@ COMPAT_NATIVE := $(wildcard compat/sglang-cpu/src/eagle_sglang_cpu/csrc/*.cc)
 CALM := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 ARGS ?=
 
-.PHONY: help env env-vllm env-vllm-next env-sglang-before env-aiperf wheel demo serve test test-fast test-matrix lint format bench bench-peagle loop acceptance gpu head head-eval contract docs lock clean distclean
+.PHONY: help env env-vllm env-vllm-next env-sglang-before env-aiperf wheel demo serve test test-fast test-matrix lint format bench bench-peagle loop acceptance soak gpu head head-eval contract docs lock clean distclean
 
 help: ## this text
 	@echo 'eagle-plugin: EAGLE speculative decoding for stock inference engines'
@@ -159,6 +159,9 @@ loop: $(ENGINE_ENV) ## serve, record traffic, train the head on it, measure, exc
 
 acceptance: env ## accept length of trees and chains with the shipped head, to out/acceptance.json
 	$(CALM) $(BIN)/python benchmarks/acceptance.py --json out/acceptance.json $(ARGS)
+
+soak: env $(ENGINE_ENV) ## 20,000 requests of all kinds at a server; nothing may be lost: out/soak-ENGINE.json (an hour); see ARGS='--help'
+	$(CALM) $(BIN)/python benchmarks/soak.py --engine $(ENGINE) $(ARGS)
 
 # The interpreter of an environment with a CUDA build of torch; .venv-sglang has one for CPUs.
 GPU_PYTHON ?= python3

@@ -116,8 +116,9 @@ def test_responses_have_the_targets_distribution(healthy: tuple[Tensor, Tensor],
 
 
 @pytest.mark.parametrize("fault", [name for name in FAULTS if name != "none"])
+@pytest.mark.parametrize("markov", ["eagle3", pytest.param("peagle", marks=pytest.mark.matrix)], indirect=True)
 def test_a_broken_verifier_is_caught(fault: str, markov: Markov, plain: Tensor) -> None:
-    """Negative controls."""
+    """Negative controls; a verifier does not know which kind of head drafted."""
     responses, _ = one_round(markov, verify=FAULTS[fault])
     assert min(compare(responses, plain).values()) < CAUGHT
 
