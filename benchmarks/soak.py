@@ -122,7 +122,7 @@ class Soak:
         self.server, self.options, self.checks = server, options, checks
         self.answered: Counter[str] = Counter()
         self.began = time.monotonic()
-        self.texts = ask_probes(server)
+        self.expected = ask_probes(server)
         self.own: list[Check] = []  # of this server
 
     def check(self, requests: int) -> Check:
@@ -130,7 +130,7 @@ class Soak:
         self.server.check_alive()
         running, used = wait_idle(self.server, self.options.engine)
         before = plugin_counts(self.server)
-        texts = ask_probes(self.server)
+        answers = ask_probes(self.server)
         counts = plugin_counts(self.server)
         name = {key: metric.exported for key, metric in TOTALS.items()}
         rounds, tokens = (counts[name[key]] - before[name[key]] for key in ("rounds", "tokens"))
@@ -145,7 +145,7 @@ class Soak:
             threads=sum(process.num_threads() for process in processes),
             files=sum(process.num_fds() for process in processes),
             accept_length=round(tokens / rounds, 4) if rounds else 0.0,
-            texts_same=texts == self.texts,
+            same_responses=answers == self.expected,
             drafted=counts[DRAFTED_TOKENS.exported],
             accepted=counts[ACCEPTED_TOKENS.exported],
             verify_rounds=counts[VERIFY_ROUNDS.exported],
@@ -193,12 +193,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def command() -> int:
         report = run(options, steps)
-        columns = ("requests", "s", "MiB", "threads", "files", "accept", "texts same", "faults")
+        columns = ("requests", "s", "MiB", "threads", "files", "accept", "same answers", "faults")
         table = plain_table(f"soak, {report.engine}", "", columns)
         shown = report.checks[:: max(1, len(report.checks) // 20)]
         for one in [*shown, *([] if shown[-1] is report.checks[-1] else [report.checks[-1]])]:
             cells = (one.requests, f"{one.seconds:.0f}", one.memory_mib, one.threads, one.files, one.accept_length)
-            table.add_row(*map(str, (*cells, one.texts_same, len(one.faults))))
+            table.add_row(*map(str, (*cells, one.same_responses, len(one.faults))))
         steps.console.print(table)
         for fault in report.faults[:20]:
             steps.console.print(fault)

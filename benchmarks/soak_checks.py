@@ -35,7 +35,7 @@ class Check(Strict):
     threads: int
     files: int
     accept_length: float = Field(description="of the probes: tokens per round")
-    texts_same: bool
+    same_responses: bool
     drafted: float
     accepted: float
     verify_rounds: float
@@ -65,7 +65,7 @@ def faults_of(check: Check, earlier: Sequence[Check]) -> list[str]:
         found.append(f"{check.running:g} requests run although every answer has come")
     if check.cache_in_use:
         found.append(f"{check.cache_in_use:g} of the cache are in use although nothing runs")
-    if not check.texts_same:
+    if not check.same_responses:
         found.append("the greedy texts of the probes differ from those at the start")
     if check.accepted > check.drafted:
         found.append(f"{check.accepted:g} tokens were accepted of {check.drafted:g} drafted ones")

@@ -19,7 +19,7 @@ GOOD = Check(
     threads=50,
     files=150,
     accept_length=2.0,
-    texts_same=True,
+    same_responses=True,
     drafted=100.0,
     accepted=50.0,
     verify_rounds=80.0,
@@ -57,7 +57,7 @@ def test_the_stream_has_all_that_an_api_takes(engine: str) -> None:
     [
         ({"running": 1.0}, "1 requests run although every answer has come"),
         ({"cache_in_use": 2.0}, "2 of the cache are in use"),
-        ({"texts_same": False}, "greedy texts of the probes differ"),
+        ({"same_responses": False}, "greedy texts of the probes differ"),
         ({"accepted": 101.0}, "101 tokens were accepted of 100"),
         ({"verify_rounds": 91.0}, "91 rounds verified trees of 90"),
         ({"answered": {"200": 999, "500": 1}}, "requests ended with {'500': 1}"),

@@ -77,7 +77,7 @@ class World(RuleBasedStateMachine):
             found.append(block)
         return found[:-1]
 
-    def _grow(self, request: Request, end: int) -> list[int]:
+    def _extend(self, request: Request, end: int) -> list[int]:
         """New blocks up to position `end`; full ones are found from now on, although the step is still to come."""
         new = []
         while len(request.blocks) * BLOCK < end:
@@ -136,7 +136,7 @@ class World(RuleBasedStateMachine):
                 del lens[request.name]
                 self._preempt(request.name)
                 continue
-            new = self._grow(request, request.computed + n)
+            new = self._extend(request, request.computed + n)
             self._schedule(cached, request, (new,) if new else None)
         entered, resumed = [], set()
         # A request that gave its blocks up waits for a later step, and so does all that waits.
@@ -153,7 +153,7 @@ class World(RuleBasedStateMachine):
                 del lens[request.name]
                 break
             self.waiting.pop(0)
-            self._grow(request, request.computed + n)
+            self._extend(request, request.computed + n)
             if request.name in self.known:
                 resumed.add(request.name)
                 self._schedule(cached, request, (list(request.blocks),))
