@@ -14,8 +14,8 @@ from typing import Any
 import hypothesis.strategies as st
 import pytest
 import torch
-from hypothesis import HealthCheck, Phase, settings
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from state_machines import run
 
 from eagle_plugin.runtime import deferred_limit
 from eagle_plugin.vllm.deferred_extend import DeferredRows, DeferredTokens, Owner, PlainRows
@@ -240,21 +240,6 @@ class World(RuleBasedStateMachine):
         assert len(taken) <= ROWS_KEPT
         assert all(isinstance(owner, int) or owner in self.running or owner in self.finished | self.preempted
                    for owner in self.kept._kept)  # fmt: skip
-
-
-def run(machine: type[RuleBasedStateMachine], examples: int, shrinks: bool = True) -> None:
-    phases = (Phase.generate, Phase.shrink) if shrinks else (Phase.generate,)
-    run_state_machine_as_test(
-        machine,
-        settings=settings(
-            max_examples=examples,
-            phases=phases,
-            stateful_step_count=40,
-            deadline=None,
-            derandomize=True,
-            suppress_health_check=list(HealthCheck),
-        ),
-    )
 
 
 @pytest.fixture(autouse=True)
