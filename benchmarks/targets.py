@@ -127,9 +127,11 @@ def compare(row: Row, plain: Answers, plugin: Answers) -> Row:
     steps = sum(answer.completion_tokens for answer in plain.alone)
     rounds = sum(1 + (answer.verify_rounds or 0) for answer in plugin.alone)
     ratio = seconds(plugin.alone) / rounds / (seconds(plain.alone) / steps)
+    tells = len(set(responses[0])) > 1
     return row.model_copy(
         update={
-            "greedy_equal": responses[0] == responses[1] and len(set(responses[0])) > 1,
+            "greedy_equal": responses[0] == responses[1] if tells else None,
+            "reason": row.reason if tells else "all answers are the same, as where no token has characters",
             "accept_length": accept_length(plugin.together),
             "round_ms_over_plain_ms": None if row.compared_with else ratio,
         }
@@ -205,8 +207,17 @@ def served_table(rows: Sequence[Row]) -> str:
         for engine in ENGINES:
             of = [row for row in rows if (row.family, row.engine) == (family, engine)]
             served = [row.head for row in of if row.served_by == "plugin" and row.greedy_equal]
-            others = {row.served_by for row in of if row.head not in served}
-            rest = {"engine": "the engine's own worker", "nobody": "does not start", "plugin": "**differs**"}
+            others = {
+                "silent" if row.served_by == "plugin" and row.greedy_equal is None else row.served_by
+                for row in of
+                if row.head not in served
+            }
+            rest = {
+                "engine": "the engine's own worker",
+                "nobody": "does not start",
+                "plugin": "**differs**",
+                "silent": "served, not compared",
+            }
             parts = [", ".join(served)] if served else []
             parts += [rest[by] for by in sorted(others)] if not served or others - {"nobody", "engine"} else []
             cells.append("; ".join(parts) or "not tried")

@@ -18,6 +18,8 @@ LACK = re.compile(
     r"exit code: -9\b|Failed core proc\(s\): \{.*: -9\b|\bMemoryError\b|std::bad_alloc|[Cc]annot allocate memory|"
     r"can't allocate memory|DefaultCPUAllocator: not enough memory|CUDA out of memory"
 )
+# SGLang's server ends itself by SIGKILL when one of its processes raised an exception, which is in the log.
+RAISED = " hit an exception: "
 CGROUP = Path("/sys/fs/cgroup")
 GIB = 2**30
 
@@ -27,7 +29,7 @@ def lacked_memory(code: int | None, log: str) -> bool:
 
     The system kills a process when memory runs out. Who else sends SIGKILL to it cannot be told apart.
     """
-    return code in KILLED or LACK.search(log) is not None
+    return (code in KILLED and RAISED not in log) or LACK.search(log) is not None
 
 
 def available_bytes() -> int:

@@ -20,6 +20,8 @@ from eagle_plugin.bench.spec import ServerSpec
         (1, "RuntimeError: Engine core initialization failed. Failed core proc(s): {'EngineCore_0': -9}", True),
         (1, "terminate called after throwing an instance of 'std::bad_alloc'", True),
         (1, "RuntimeError: [enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 8", True),
+        (-9, "Scheduler hit an exception: Traceback (most recent call last):\nValueError: no", False),
+        (-9, "Scheduler hit an exception: Traceback (most recent call last):\nMemoryError", True),
         (-15, "", False),
         (1, "Failed core proc(s): {'EngineCore_0': 1}", False),
         (1, "ValueError: hidden size 7", False),

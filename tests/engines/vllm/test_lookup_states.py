@@ -147,7 +147,7 @@ class World(RuleBasedStateMachine):
         assert set(self.rows._rows) <= {*self.running, *(one.name for one in self.preempted)}
 
     @invariant()
-    def histories_are_what_was_said(self) -> None:
+    def histories_are_right(self) -> None:
         """Of all requests with a row; nobody's row knows nothing."""
         assert int(self.history.ends[0]) == -1
         for request in [*self.running.values(), *self.preempted]:
