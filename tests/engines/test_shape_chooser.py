@@ -92,13 +92,20 @@ def test_the_policy_chooses() -> None:
     asked = []
 
     class Asked(Recorder):
-        def choose(self, b, prefix_tokens, allowed=None, deferred=0):  # type: ignore[no-untyped-def]
-            asked.append((b, prefix_tokens, allowed, deferred))
+        def choose(self, b, prefix_tokens, allowed=None, deferred=0, drafting=None):  # type: ignore[no-untyped-def]
+            asked.append((b, prefix_tokens, allowed, deferred, drafting))
             return CHAIN
 
     allowed = frozenset({PLAIN, CHAIN})
     assert ShapeChooser(CAPS, Asked()).choose(3, 70, allowed, deferred=5) == CHAIN
-    assert asked == [(3, 70, allowed, 5)]
+    assert ShapeChooser(CAPS, Asked()).choose(3, 70, drafting=2) == CHAIN
+    assert asked == [(3, 70, allowed, 5, 3), (3, 70, None, 0, 2)]
+
+
+def test_a_round_for_nobody_is_plain() -> None:
+    """Where no request has drafts, whatever chooses."""
+    for chooser in (ShapeChooser(CAPS, Recorder()), ShapeChooser(CAPS, None), ShapeChooser(CAPS, None, [PLAIN, CAPS])):
+        assert {chooser.choose(4, 100, drafting=0) for _ in range(20)} == {PLAIN}
 
 
 # ---------------------------------------------------------------------------------------------------------------------
