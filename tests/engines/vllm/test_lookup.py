@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from vllm_engines import counters, engine, generate, runner
+from vllm_mixed import check_mixed
 from vllm_greedy import GreedyModels, make_prompts, write_models
 
 TREES: dict[str, Any] = {"depth": 4, "topk": 3, "nodes": 16}
@@ -52,6 +53,7 @@ def test_greedy_text(
         assert proposed > 100 and 0 < accepted <= proposed
         check_sequences(sequences_of(rows), models.expected)
         assert len(rows._rows) <= 8, "a request that ended keeps its row"
+        check_mixed(llm, PROMPTS, models.expected)
 
 
 def sequences_of(rows: Any) -> list[list[int]]:
