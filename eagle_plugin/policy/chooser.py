@@ -7,8 +7,6 @@ import os
 import random
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from operator import add
-from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -22,6 +20,7 @@ from eagle_plugin.policy.policy import REVIEW_ROUNDS, Policy
 from eagle_plugin.policy.prediction_errors import CLASSES, class_of
 from eagle_plugin.policy.report import Expected, PolicyReport, ShapeTotals
 from eagle_plugin.policy.round_times import RoundTimes
+from eagle_plugin.policy.served_rounds import Result, Scored, ServedRound, add_to, yields_of
 from eagle_plugin.policy.survival import Survival, reached_depths
 
 SUM_ROUNDS = 4  # of so many rounds of one shape the first tells its path sums
@@ -45,34 +44,6 @@ def policy_mode() -> str:
     if mode not in MODES:
         raise PolicyModeError(f"EAGLE_POLICY is {mode!r}, wanted one of {', '.join(MODES)}: set it to one, or unset it")
     return mode
-
-
-class Scored(Protocol):
-    """What a round drafted, as far as the policy reads it."""
-
-    @property
-    def scores(self) -> Tensor | None:
-        """The candidate table's scores [b, C] float32; None where they tell nothing of the head."""
-
-
-class ServedRound(NamedTuple):
-    """What is known of a round when it is launched; its results come later."""
-
-    shape: Shape
-    b: int
-    prefix_tokens: int  # tokens of the prefixes of all requests
-    sums: Tensor | None = None  # [J, b, D] float32, on its way to the host
-    path_sums: PathSums | None = None
-    drafting: Sequence[int] | None = None  # places of the requests that have drafts; None: all
-
-
-class Result(NamedTuple):
-    """What a round yielded."""
-
-    served: ServedRound
-    sums: dict[Shape, list[float]] | None  # `PathSums.by_shape`
-    kept: Sequence[int]  # accepted draft tokens of each request
-    drafted: Sequence[int]  # the same of those that had drafts
 
 
 class ShapeChooser:
@@ -302,18 +273,6 @@ class ShapeChooser:
             assert self.policy is not None
             self._path_sums[shape] = PathSums(shape, self.policy.shapes, scores.device, scores.shape[1])
         return self._path_sums[shape]
-
-
-def add_to(totals: dict[Shape, list[float]], shape: Shape, more: Sequence[float]) -> None:
-    """Add to the totals of a shape; more: in the order of `ShapeTotals`."""
-    found = totals.get(shape)
-    totals[shape] = list(more) if found is None else list(map(add, found, more))
-
-
-def yields_of(result: Result) -> Sequence[float]:
-    """What a round adds to the totals of its shape, in the order of `ShapeTotals`."""
-    kept = result.kept
-    return len(kept), len(kept) + sum(kept), 1, 0, 0.0, 0.0
 
 
 def buffers_of(policy: Policy, requests: int, device: torch.device | str) -> HostBuffers:

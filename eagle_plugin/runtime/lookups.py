@@ -82,9 +82,7 @@ class Lookups:
         """For a draft of the requests in these rows [b] int64."""
         return Lookup(self.history, self._looked_at[rows], self._alone[rows])
 
-    def begin(
-        self, rows: Tensor, sequences: Sequence[Sequence[int]], sources: Sequence[Sources] | None = None
-    ) -> None:
+    def begin(self, rows: Tensor, sequences: Sequence[Sequence[int]], sources: Sequence[Sources] | None = None) -> None:
         """New sequences in these rows [b] int64, of which the host has all tokens; what was there before is forgotten.
 
         A token that the target does not have, as of an image, matches nothing. sources: what the trees of these

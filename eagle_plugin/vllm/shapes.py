@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 from vllm.distributed.parallel_state import get_tensor_model_parallel_world_size
 
 from eagle_plugin.core.shape import Shape
-from eagle_plugin.policy.chooser import ServedRound, ShapeChooser, SumUp, buffers_of
+from eagle_plugin.policy.chooser import ShapeChooser, SumUp, buffers_of
 from eagle_plugin.policy.log import without_policy
 from eagle_plugin.policy.path_sums import PathSums
+from eagle_plugin.policy.served_rounds import ServedRound
 from eagle_plugin.policy.shapes import shapes_within
 from eagle_plugin.runtime.cost_files import key_of
 from eagle_plugin.runtime.policy_start import start_policy

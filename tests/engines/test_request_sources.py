@@ -1,4 +1,4 @@
-"""What requests say of their drafts is read, or refused with a sentence that says what was found and what is allowed."""
+"""What requests say of their drafts is read, or refused: what was found, and what is allowed."""
 
 from __future__ import annotations
 

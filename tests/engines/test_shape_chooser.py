@@ -199,6 +199,23 @@ def test_requests_that_ended_meanwhile_do_not_count() -> None:
     assert policy.told == [("accepted", CAPS, 2, [1, 0, 0])]
 
 
+def test_requests_without_drafts_teach_nothing() -> None:
+    """The policy hears of the others alone; what was served counts all."""
+    policy = Recorder()
+    chooser = ShapeChooser(CAPS, policy)
+    drafts = drafts_of(CAPS, 4)
+    served = chooser.launched(CAPS, 4, 100, drafts, drafting=[1, 3])
+    chooser.observe(served, [0, 3, 0, 1], [3, 1])
+    assert drafts.scores is not None
+    sums = PathSums(CAPS, policy.shapes, "cpu")
+    wanted = sums.by_shape(sums(drafts.scores[[1, 3]]))
+    assert policy.told == [("sums", CAPS, 2, wanted), ("accepted", CAPS, 2, [2, 1, 1])]
+    assert chooser.totals[CAPS].rounds == 4 and chooser.totals[CAPS].tokens == 8
+    policy.told.clear()
+    chooser.observe(chooser.launched(CAPS, 4, 100, drafts, drafting=[]), [0, 0, 0, 0], [])
+    assert policy.told == [] and chooser.totals[CAPS].rounds == 8
+
+
 def test_plain_rounds_tell_nothing_of_drafts() -> None:
     policy = Recorder()
     chooser = ShapeChooser(CAPS, policy)

@@ -9,10 +9,8 @@ from typing import Any
 
 import httpx
 import pytest
-from gtest import p_values
-from sampling_distribution import sample
-from sampling_requests import LEAST_P, PROMPT, REQUESTS, SAMPLING, draw
-from serving import GRAPHS, OVERLAP, SYNCHRONOUS, accept_length, generate, responses, serving, tiny_spec
+from sampling_requests import PROMPT
+from serving import accept_length, generate, responses
 from word_prompts import make_prompts
 
 pytest.importorskip("sglang")

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from vllm_engines import counters, engine, generate, runner
-from vllm_mixed import check_mixed
 from vllm_greedy import GreedyModels, make_prompts, write_models
+from vllm_mixed import check_mixed
 
 TREES: dict[str, Any] = {"depth": 4, "topk": 3, "nodes": 16}
 # What a request says twice, so that much is looked up from its first round on.
