@@ -7,10 +7,13 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import broken_verifier
 import httpx
 import pytest
-from sampling_requests import PROMPT
-from serving import accept_length, generate, responses
+from gtest import p_values
+from sampling_distribution import sample
+from sampling_requests import LEAST_P, PROMPT, REQUESTS, SAMPLING, SETTINGS, draw
+from serving import GRAPHS, OVERLAP, SYNCHRONOUS, accept_length, generate, responses, serving, tiny_spec
 from word_prompts import make_prompts
 
 pytest.importorskip("sglang")
@@ -95,3 +98,74 @@ def test_over_http(plugin: Server, plain: Server) -> None:
         answer = complete(plugin, PROMPT, eagle_plugin={"sources": sources})
         assert answer.json()["choices"][0]["text"] == expected
     assert drafted_tokens(plugin) > before
+
+
+WAYS = {
+    "graphs": GRAPHS,
+    "synchronous": SYNCHRONOUS,
+    "the policy": OVERLAP | {"EAGLE_POLICY": "auto"},
+    "retraction": OVERLAP | {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "16"},
+}
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("way", WAYS)
+def test_sources_in_mixed_batches(way, tmp_path, bigram_target, bigram_eagle3, bigram_peagle):
+    """Heads that draft level by level and all levels at once, on a server that looks branches up."""
+    environment = WAYS[way] | {"EAGLE_LOOKUP": "on"}
+    flags = {"extra_flags": ("--skip-server-warmup", "--enable-metrics")}
+    specs = [
+        tiny_spec(bigram_target, **flags),
+        *(
+            tiny_spec(bigram_target, head, (3, 4, 16), environment=environment, **flags)
+            for head in (bigram_eagle3, bigram_peagle)
+        ),
+    ]
+    fields = [None, OFF, HEAD, LOOKUP] * 4
+    prompts = [f"{prompt} {prompt} {prompt}" for prompt in make_prompts(len(fields))]
+    with serving(specs, tmp_path) as (plain, *trees):
+        expected = responses(mixed(plain, prompts, [None] * len(fields), 64))
+        for server in trees:
+            for _ in range(2):  # then from the prefix cache
+                answers = mixed(server, prompts, fields, 64)
+                assert responses(answers) == expected
+                without = answers[1::4]
+                assert accepted(without) == 0 and all(accepted(answers[i::4]) > 0 for i in (0, 2, 3))
+                if way != "retraction":  # a request that resumes has rounds that are counted twice
+                    assert accept_length(without) == 1
+            before = drafted_tokens(server)
+            assert responses(mixed(server, prompts, [OFF] * len(fields), 64)) == expected
+            assert drafted_tokens(server) == before
+
+
+SAMPLED = [(OFF, "temperature one", 1), (LOOKUP, "every draft accepted", 0), (HEAD, "every draft accepted", 2)]
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize(("field", "fault", "number"), SAMPLED)
+def test_sampled_text_has_the_targets_distribution(field, fault, number, faulty, bigram_target):
+    """Beside requests that say nothing; the control is the same server with a broken verifier."""
+    server, folder = faulty
+    setting = SAMPLING[number]
+    wanted = sample(bigram_target, PROMPT, setting, 4 * REQUESTS, 4, seed=number).numpy()
+
+    def least() -> float:
+        drawn, _ = draw(server, [setting | asking(field), setting], REQUESTS)
+        return min(p_values(drawn, wanted).values())
+
+    assert least() > LEAST_P
+    broken_verifier.choose(folder, fault)
+    try:
+        assert least() < LEAST_P**2
+    finally:
+        broken_verifier.choose(folder, "none")
+
+
+@pytest.fixture(scope="module")
+def faulty(tmp_path_factory, bigram_target, bigram_eagle3):
+    """A server with lookups and a switch of its verifier, and the switch."""
+    folder = tmp_path_factory.mktemp("faulty")
+    environment = broken_verifier.install(folder) | OVERLAP | {"EAGLE_LOOKUP": "on"}
+    spec = tiny_spec(bigram_target, bigram_eagle3, (3, 2, 8), environment=environment, **SETTINGS)
+    with serving([spec], folder) as (server,):
+        yield server, folder
