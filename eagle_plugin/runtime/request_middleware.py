@@ -96,10 +96,11 @@ class _Request:
         given = request.pop(FIELD, None)
         if given is None and self._header is not None:
             given = self._header.decode("latin-1")
-        sources = read_sources(given)
+        sources, parameters = read_sources(given), request.get(self._parameters)
         if given is None:
+            if isinstance(parameters, dict):
+                read_sources(parameters.get(FIELD))  # an engine may refuse it when the answer has begun
             return body
-        parameters = request.get(self._parameters)
         if parameters is None:
             parameters = {}
         if isinstance(parameters, dict):  # else the engine says what is wrong

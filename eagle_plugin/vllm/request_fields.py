@@ -8,10 +8,19 @@ from typing import Any
 
 import numpy as np
 import torch
+from vllm.exceptions import VLLMValidationError
 
 from eagle_plugin.runtime.request_limits import LimitMaker, Limits, served_sources
 from eagle_plugin.runtime.request_middleware import RequestMiddleware
-from eagle_plugin.runtime.request_sources import ALL, FIELD, NONE, Sources, asked_sources, read_sources
+from eagle_plugin.runtime.request_sources import (
+    ALL,
+    FIELD,
+    NONE,
+    RequestError,
+    Sources,
+    asked_sources,
+    read_sources,
+)
 
 
 class VllmRequests(RequestMiddleware):
@@ -31,9 +40,17 @@ def add_requests_middleware(args: Any) -> None:
 
 
 def check_request(params: Any) -> None:
-    """Read what the ``SamplingParams`` of a request say, however it came. Raises RequestError."""
-    if params.extra_args:
+    """Read what the ``SamplingParams`` of a request say, however it came.
+
+    Raises:
+        VLLMValidationError: vLLM answers it with HTTP 400, and other errors with 500.
+    """
+    if not params.extra_args:
+        return
+    try:
         read_sources(params.extra_args.get(FIELD))
+    except RequestError as error:
+        raise VLLMValidationError(str(error)) from None
 
 
 def sources_of(params: Any) -> Sources:

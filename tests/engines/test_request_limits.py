@@ -21,13 +21,13 @@ from eagle_plugin.runtime.round import Drafts, HeadState, LevelRows, RecurrentLe
 VOCABULARY = 11
 SHAPES = [Shape(1, 4, 5), Shape(2, 4, 8), Shape(3, 2, 6), Shape(4, 3, 16), Shape.chain(3)]
 HEAD, LOOKUP = Sources(lookup=False), Sources(head=False)
-SAID = [1, 2, 3, 4, 5, 6, 7, 8, 0, 9, 10]
-TEXT = [*SAID, *SAID[:-1]]  # after it comes the root
-ROOT, FOUND = SAID[-1], tuple(SAID[:4])
-FRESH = [i // 2 % 10 for i in range(len(TEXT))]  # it never said the root
+REPEATED = [1, 2, 3, 4, 5, 6, 7, 8, 0, 9, 10]
+TEXT = [*REPEATED, *REPEATED[:-1]]  # after it comes the root
+ROOT, FOUND = REPEATED[-1], tuple(REPEATED[:4])
+FRESH = [i // 2 % 10 for i in range(len(TEXT))]  # the root is not in it
 B = 6
 ASKED = [ALL, NONE, HEAD, LOOKUP, LOOKUP, ALL]
-TEXTS = [TEXT, TEXT, TEXT, TEXT, FRESH, TEXT]
+SEQUENCES = [TEXT, TEXT, TEXT, TEXT, FRESH, TEXT]
 
 
 def logits_of(i: int, path: Path) -> Tensor:
@@ -39,7 +39,7 @@ def drafted(shape: Shape, asked: list[Sources], temperature: float, at_once: boo
     """Trees of a batch with the limits that its requests ask for; at_once: by a head that lists all levels."""
     lookups = Lookups(1 + B, shape, 64, VOCABULARY, "cpu")
     rows, lengths = 1 + torch.arange(B), torch.full((B,), len(TEXT))
-    lookups.begin(rows, TEXTS, asked)
+    lookups.begin(rows, SEQUENCES, asked)
     top_m = top_m_of(shape, temperature == 0)
 
     def lists(depth: int, per_request: int) -> TopM:

@@ -28,7 +28,7 @@ class Ours(RequestMiddleware):
 
 
 class World:
-    """An application behind the middleware, and what reached it."""
+    """An application with the middleware, and what reached it."""
 
     def __init__(self) -> None:
         self.bodies: list[bytes] = []
@@ -145,6 +145,7 @@ def test_other_routes_and_compressed_bodies_pass() -> None:
     ("fields", "headers", "sentence"),
     [
         ({"eagle_plugin": {"draft": "no"}}, {}, 'eagle_plugin.draft is "no", wanted true or false'),
+        ({"custom_params": {"eagle_plugin": {"draft": 1}}}, {}, "eagle_plugin.draft is 1, wanted true or false"),
         ({}, {"X_Eagle_Plugin": "sources=x"}, 'eagle_plugin.sources has "x", wanted head or lookup'),
     ],
 )

@@ -35,7 +35,7 @@ def test_what_is_read(value: object, sources: Sources) -> None:
 
 
 EXAMPLE = 'wanted an object such as {"draft": false} or {"sources": ["head"]}'
-TEXTS = "wanted draft=off, draft=on or sources=head,lookup"
+FORMS = "wanted draft=off, draft=on or sources=head,lookup"
 
 
 @pytest.mark.parametrize(
@@ -55,9 +55,9 @@ TEXTS = "wanted draft=off, draft=on or sources=head,lookup"
             {"sources": []},
             'eagle_plugin.sources is [], wanted one or more of head, lookup; {"draft": false} asks for no drafts',
         ),
-        ("off", f'eagle_plugin is "off", {TEXTS}'),
-        ("", f'eagle_plugin is "", {TEXTS}'),
-        ("draft=no", f'eagle_plugin is "draft=no", {TEXTS}'),
+        ("off", f'eagle_plugin is "off", {FORMS}'),
+        ("", f'eagle_plugin is "", {FORMS}'),
+        ("draft=no", f'eagle_plugin is "draft=no", {FORMS}'),
         ("sources=ngram", 'eagle_plugin.sources has "ngram", wanted head or lookup'),
         ({"draft": "x" * 1000}, f'eagle_plugin.draft is "{"x" * 59}..., wanted true or false'),
     ],

@@ -130,7 +130,9 @@ def test_sources_in_mixed_batches(way, tmp_path, bigram_target, bigram_eagle3, b
                 answers = mixed(server, prompts, fields, 64)
                 assert responses(answers) == expected
                 without = answers[1::4]
-                assert accepted(without) == 0 and all(accepted(answers[i::4]) > 0 for i in (0, 2, 3))
+                assert accepted(without) == 0
+                if way != "the policy":  # which may find that plain decoding is faster
+                    assert all(accepted(answers[i::4]) > 0 for i in (0, 2, 3))
                 if way != "retraction":  # a request that resumes has rounds that are counted twice
                     assert accept_length(without) == 1
             before = drafted_tokens(server)
@@ -138,11 +140,11 @@ def test_sources_in_mixed_batches(way, tmp_path, bigram_target, bigram_eagle3, b
             assert drafted_tokens(server) == before
 
 
-SAMPLED = [(OFF, "temperature one", 1), (LOOKUP, "every draft accepted", 0), (HEAD, "every draft accepted", 2)]
+DISTRIBUTIONS = [(OFF, "temperature one", 1), (LOOKUP, "every draft accepted", 0), (HEAD, "every draft accepted", 2)]
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize(("field", "fault", "number"), SAMPLED)
+@pytest.mark.parametrize(("field", "fault", "number"), DISTRIBUTIONS)
 def test_sampled_text_has_the_targets_distribution(field, fault, number, faulty, bigram_target):
     """Beside requests that say nothing; the control is the same server with a broken verifier."""
     server, folder = faulty

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from vllm.exceptions import VLLMValidationError
 from vllm_engines import drafted_shapes, engine, generate, rounds, runner
 from vllm_greedy import GreedyModels, make_prompts, write_models
 from vllm_mixed import FIELDS, HEAD, LOOKUP, OFF, check_mixed, run_mixed
 
 from eagle_plugin.core.shape import PLAIN
 from eagle_plugin.runtime.graph_emulator import recording_launches
-from eagle_plugin.runtime.request_sources import RequestError
 from eagle_plugin.vllm.request_fields import MIDDLEWARE, AskedSources, add_requests_middleware
 
 TREES: dict[str, Any] = {"depth": 3, "topk": 4, "nodes": 16}
@@ -63,7 +63,8 @@ def test_mixed_batches(
         emulated(monkeypatch) if graphs else nullcontext(),
         engine(models.target, models.heads[head], policy=policy, **TREES, plugin=plugin) as llm,
     ):
-        check_mixed(llm, PROMPTS, models.expected, lookup)
+        always = policy != "auto"
+        check_mixed(llm, PROMPTS, models.expected, lookup, always)
         before = rounds(llm)
         with drafted_shapes(llm) as shapes:
             assert run_mixed(llm, PROMPTS, [OFF]) == models.expected
@@ -71,11 +72,12 @@ def test_mixed_batches(
         drafted = sum(count for shape, count in shapes.items() if shape != PLAIN)
         assert drafted <= (2 if asynchronous else 0) and shapes[PLAIN] > 40
         assert rounds(llm, before).count == 0, "a request without drafts was counted"
-        assert generate(llm, PROMPTS) == models.expected and rounds(llm, before).count > 0
+        assert generate(llm, PROMPTS) == models.expected
+        assert rounds(llm, before).count > 0 or not always
         if graphs:
             assert runner(llm)._step.functions.replays > 40
         for wrong in ({"draft": "no"}, {"sources": []}, "off"):
-            with pytest.raises(RequestError, match=r"eagle_plugin.* is .*, wanted "):
+            with pytest.raises(VLLMValidationError, match=r"eagle_plugin.* is .*, wanted "):
                 run_mixed(llm, PROMPTS[:1], [wrong])
         assert run_mixed(llm, PROMPTS[:4], FIELDS) == models.expected[:4]
 
