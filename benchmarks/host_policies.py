@@ -27,9 +27,10 @@ from eagle_plugin.bench.machine import Machine, describe_machine, installed_vers
 from eagle_plugin.bench.quartiles import Quartiles, Strict, quartiles
 from eagle_plugin.bench.steal import read_ticks, steal_share
 from eagle_plugin.core.shape import Shape
-from eagle_plugin.policy.chooser import ServedRound, ShapeChooser, buffers_of
+from eagle_plugin.policy.chooser import ShapeChooser, buffers_of
 from eagle_plugin.policy.costs import CostModel, Costs, Curve, Forward
 from eagle_plugin.policy.policy import REVIEW_ROUNDS, Policy
+from eagle_plugin.policy.served_rounds import ServedRound
 from eagle_plugin.policy.shapes import shapes_within
 
 AIM_RATIO = 1.03  # of the host's time of a round with a policy to that with fixed shapes
@@ -60,7 +61,7 @@ class MadeUpRounds(ShapeChooser):
         super().begin(shape, b, keys)
         self._now += self._seconds[shape]
 
-    def observe(self, served: ServedRound, kept: Sequence[int]) -> None:
+    def observe(self, served: ServedRound, kept: Sequence[int], drafted: Sequence[int] | None = None) -> None:
         """As it is, of other accepted tokens."""
         super().observe(served, [min(KEPT, served.shape.steps)] * len(kept))
 

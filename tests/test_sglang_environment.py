@@ -17,7 +17,7 @@ GROUPS = {
     "contract": ("contract", "contract_models", "selftest_contract"),
     "greedy": ("tiny",),
     "draws": ("sampling", "seeds"),
-    "requests": ("grammar", "logprobs", "parameters", "metrics"),
+    "requests": ("by_request", "grammar", "logprobs", "parameters", "metrics"),
     "heads": ("parallel_heads", "head_exchange"),
     "models": ("families", "lora", "gpu_adapters", "chunks"),
     "starts": ("selftest", "selftest_start", "refusals", "unsupported_flags"),

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from eagle_plugin.core.tree import CandidateTable
+from eagle_plugin.core.tree import CandidateTable, DraftTree, chain_ancestors
 from eagle_plugin.core.verify import Accepted
 
 MIN_MATCH = 2  # tokens that must be equal: after fewer, another token follows more often than the same
@@ -223,6 +223,20 @@ def _rescore(
     table.scores[:, :candidates] = torch.where(
         is_path, ceiling, torch.minimum(ceiling, scores + gains.gather(1, depth))
     )
+
+
+def path_trees(history: TokenHistory, rows: Tensor, roots: Tensor, width: int) -> DraftTree:
+    """What `look_up` found last, alone: chains [b, W], of as many steps as it took for nodes; the rest is padding.
+
+    rows and roots [b] int64, width: W, all as `look_up` had them.
+    """
+    steps, device = min(history.path.shape[1], width - 1), rows.device
+    tree = DraftTree.padding(roots, width)
+    tree.tokens[:, 1 : steps + 1] = history.path[rows, :steps].long()
+    depths = torch.arange(width, dtype=torch.int32, device=device).repeat(len(rows), 1)
+    ancestors = chain_ancestors(width, device).repeat(len(rows), 1)
+    chains = DraftTree(tree.tokens, depths - 1, depths, ancestors)
+    return chains.truncate(1 + history.taken[rows].long())
 
 
 def append_tokens(history: TokenHistory, rows: Tensor, prefix_lens: Tensor, accepted: Accepted) -> None:

@@ -7,8 +7,6 @@ import os
 import random
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from operator import add
-from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -22,6 +20,7 @@ from eagle_plugin.policy.policy import REVIEW_ROUNDS, Policy
 from eagle_plugin.policy.prediction_errors import CLASSES, class_of
 from eagle_plugin.policy.report import Expected, PolicyReport, ShapeTotals
 from eagle_plugin.policy.round_times import RoundTimes
+from eagle_plugin.policy.served_rounds import Result, Scored, ServedRound, add_to, yields_of
 from eagle_plugin.policy.survival import Survival, reached_depths
 
 SUM_ROUNDS = 4  # of so many rounds of one shape the first tells its path sums
@@ -45,32 +44,6 @@ def policy_mode() -> str:
     if mode not in MODES:
         raise PolicyModeError(f"EAGLE_POLICY is {mode!r}, wanted one of {', '.join(MODES)}: set it to one, or unset it")
     return mode
-
-
-class Scored(Protocol):
-    """What a round drafted, as far as the policy reads it."""
-
-    @property
-    def scores(self) -> Tensor | None:
-        """The candidate table's scores [b, C] float32; None where they tell nothing of the head."""
-
-
-class ServedRound(NamedTuple):
-    """What is known of a round when it is launched; its results come later."""
-
-    shape: Shape
-    b: int
-    prefix_tokens: int  # tokens of the prefixes of all requests
-    sums: Tensor | None = None  # [J, b, D] float32, on its way to the host
-    path_sums: PathSums | None = None
-
-
-class Result(NamedTuple):
-    """What a round yielded."""
-
-    served: ServedRound
-    sums: dict[Shape, list[float]] | None  # `PathSums.by_shape`
-    kept: Sequence[int]  # accepted draft tokens of each request
 
 
 class ShapeChooser:
@@ -106,7 +79,7 @@ class ShapeChooser:
         self._round_times = None if clock is None or policy is None else RoundTimes[ServedRound](clock, lag)
         self._path_sums: dict[Shape, PathSums] = {}
         self._drafted_shape, self._drafted = PLAIN, 0  # of the round before, and rounds since the shape changed
-        self._load = 0, 0  # requests and tokens of their prefixes, of the latest choice
+        self._load = 0, 0, 0  # requests, tokens of their prefixes, and requests with drafts, of the latest choice
         self._learns_late = learns_late
         self._times: list[tuple[ServedRound, float]] = []  # not learned yet
         self._results: list[Result] = []  # the same
@@ -121,13 +94,23 @@ class ShapeChooser:
         """The shapes that it chooses from."""
         return self.policy.shapes if self.policy is not None else self._shapes or (self.caps,)
 
-    def choose(self, b: int, prefix_tokens: int, allowed: Collection[Shape] | None = None, deferred: int = 0) -> Shape:
-        """The shape of the next round; as `Policy.choose`."""
-        self._load = b, prefix_tokens
+    def choose(
+        self,
+        b: int,
+        prefix_tokens: int,
+        allowed: Collection[Shape] | None = None,
+        deferred: int = 0,
+        drafting: int | None = None,
+    ) -> Shape:
+        """The shape of the next round; as `Policy.choose`, but drafting may be 0: such a round is plain."""
+        drafting = b if drafting is None else drafting
+        self._load = b, prefix_tokens, drafting
+        if not drafting:
+            return PLAIN
         if self.policy is not None:
-            if self._learns_late and self.policy.is_due(b, allowed):
+            if self._learns_late and self.policy.is_due(b, allowed, drafting):
                 self._learn()
-            return self.policy.choose(b, prefix_tokens, allowed, deferred)
+            return self.policy.choose(b, prefix_tokens, allowed, deferred, drafting)
         if self._shapes:
             return self._random.choice([x for x in self._shapes if allowed is None or x in allowed])
         return self.caps if allowed is None or self.caps in allowed else PLAIN
@@ -139,22 +122,24 @@ class ShapeChooser:
         prefix_tokens: int,
         drafts: Scored,
         sum_up: SumUp = PathSums.__call__,
+        drafting: Sequence[int] | None = None,
     ) -> ServedRound:
         """Note a round whose drafts, of b requests, were launched.
 
-        sum_up: launches path sums over scores; it may replay what was captured, of b or more requests.
+        sum_up: launches path sums over scores; it may replay what was captured, of b or more requests. drafting: places
+        of the requests that have drafts, None: all; of the others nothing is learned.
         """
-        if self.policy is None or drafts.scores is None:
+        if self.policy is None or drafts.scores is None or (drafting is not None and not drafting):
             self._drafted_shape = shape
-            return ServedRound(shape, b, prefix_tokens)
+            return ServedRound(shape, b, prefix_tokens, drafting=drafting)
         self._drafted = self._drafted + 1 if shape == self._drafted_shape else 0
         self._drafted_shape = shape
         if self._drafted % SUM_ROUNDS:
-            return ServedRound(shape, b, prefix_tokens)
+            return ServedRound(shape, b, prefix_tokens, drafting=drafting)
         path_sums = self._sums_of(shape, drafts.scores)
         sums = sum_up(path_sums, drafts.scores)
         sums = sums if self._buffers is None else self._buffers.copy(sums)
-        return ServedRound(shape, b, prefix_tokens, sums[:, :b], path_sums)
+        return ServedRound(shape, b, prefix_tokens, sums[:, :b], path_sums, drafting)
 
     def begin(self, shape: Shape, b: int, prefix_tokens: int) -> None:
         """Note when a decode round begins: it ends when the next one begins, unless `pause` is called in between."""
@@ -171,14 +156,18 @@ class ShapeChooser:
         if self._round_times is not None:
             self._round_times.pause()
 
-    def observe(self, served: ServedRound, kept: Sequence[int]) -> None:
-        """Learn from a round's results; kept has the accepted draft tokens of each request, on the host."""
+    def observe(self, served: ServedRound, kept: Sequence[int], drafted: Sequence[int] | None = None) -> None:
+        """Learn from a round's results; kept has the accepted draft tokens of each request, on the host.
+
+        drafted: those of the requests that had drafts, None: all.
+        """
         if not kept:
             return
         sums = None
         if served.sums is not None and served.path_sums is not None:
-            sums = served.path_sums.by_shape(served.sums)  # now: the buffer has others some rounds later
-        self._results.append(Result(served, sums, kept))
+            # Now: the buffer has others some rounds later.
+            sums = served.path_sums.by_shape(served.sums, served.drafting)
+        self._results.append(Result(served, sums, kept, kept if drafted is None else drafted))
         self._has_seen_more()
 
     def observe_tokens(self, prompt: int, output: int) -> None:
@@ -216,7 +205,7 @@ class ShapeChooser:
 
     def report(self) -> PolicyReport:
         """What the policy has seen and expects now; it takes some 100 microseconds of the thread of the other calls."""
-        totals, (b, prefix_tokens), policy = self.totals, self._load, self.policy
+        totals, (b, prefix_tokens, drafting), policy = self.totals, self._load, self.policy
         looked_up = () if self.looked_up is None else self.looked_up()
         if policy is None:
             mode = "random" if self._shapes else "fixed"
@@ -224,7 +213,8 @@ class ShapeChooser:
         expected: dict[Shape, Expected] = {}
         if b:
             seconds, accepted = policy.costs.seconds(policy.shapes, b, prefix_tokens), policy.survival.expected()
-            expected = {shape: Expected(seconds[shape], 1 + accepted[shape]) for shape in policy.shapes}
+            share = drafting / b
+            expected = {shape: Expected(seconds[shape], 1 + share * accepted[shape]) for shape in policy.shapes}
         return PolicyReport(
             mode="auto",
             caps=self.caps,
@@ -253,14 +243,15 @@ class ShapeChooser:
         for served, seconds in times:
             self._observe_time(served, seconds)
         for result in results:
-            served, sums, kept = result
+            served, sums, _, drafted = result
             shape = served.shape
             add_to(self._totals, shape, yields_of(result))
             if self.policy is None or shape == PLAIN:
                 continue
             if sums is not None:
-                self.policy.observe_sums(shape, served.b, sums)
-            self.policy.observe_accepted(shape, len(kept), reached_depths(kept, shape.steps))
+                self.policy.observe_sums(shape, served.b if served.drafting is None else len(served.drafting), sums)
+            if drafted:
+                self.policy.observe_accepted(shape, len(drafted), reached_depths(drafted, shape.steps))
 
     def _observe_time(self, served: ServedRound, seconds: float) -> None:
         """Learn how long a step took, and count it with what was expected of it before."""
@@ -282,18 +273,6 @@ class ShapeChooser:
             assert self.policy is not None
             self._path_sums[shape] = PathSums(shape, self.policy.shapes, scores.device, scores.shape[1])
         return self._path_sums[shape]
-
-
-def add_to(totals: dict[Shape, list[float]], shape: Shape, more: Sequence[float]) -> None:
-    """Add to the totals of a shape; more: in the order of `ShapeTotals`."""
-    found = totals.get(shape)
-    totals[shape] = list(more) if found is None else list(map(add, found, more))
-
-
-def yields_of(result: Result) -> Sequence[float]:
-    """What a round adds to the totals of its shape, in the order of `ShapeTotals`."""
-    kept = result.kept
-    return len(kept), len(kept) + sum(kept), 1, 0, 0.0, 0.0
 
 
 def buffers_of(policy: Policy, requests: int, device: torch.device | str) -> HostBuffers:

@@ -46,8 +46,14 @@ class PathSums:
         kept = possible & (possible.cumsum(dim=-1) <= self._nodes)
         return torch.zeros_like(kept).scatter(-1, order.expand_as(kept), kept)
 
-    def by_shape(self, sums: Tensor) -> dict[Shape, list[float]]:
-        """Means over the requests of sums [J, b, D] on the host, by depth 1 .. steps of each shape."""
+    def by_shape(self, sums: Tensor, places: Sequence[int] | None = None) -> dict[Shape, list[float]]:
+        """Means over the requests of sums [J, b, D] on the host, by depth 1 .. steps of each shape.
+
+        places: of the requests that count, at least one; None: all.
+        """
         # The host's part of a round: torch, and numpy's mean, take longer for so few values.
-        means = (np.add.reduce(sums.numpy(), axis=1) / sums.shape[1]).tolist()
+        values = sums.numpy()
+        if places is not None:
+            values = values[:, places]
+        means = (np.add.reduce(values, axis=1) / values.shape[1]).tolist()
         return {shape: values[: shape.steps] for shape, values in zip(self.shapes, means, strict=True)}

@@ -58,7 +58,7 @@ class Policy:
         self._deepest = deepest_of(self.shapes)
         self.present = caps  # until the first path sums are known, which then are those of all shapes
         self._is_measured = False
-        self._asked: tuple[int, Collection[Shape] | None] = 0, None
+        self._asked: tuple[int, int, Collection[Shape] | None] = 0, 0, None
         self._since_review = 0
         self._rounds: dict[int, int] = {}  # by size class of the batch, up to the last review
         self._plain_until: dict[int, int] = {}  # by size class: after how many rounds plain ones were served
@@ -69,18 +69,26 @@ class Policy:
         self._spare = 0.0  # what may be lost to probes, in the same unit
         self._prompt_tokens, self._output_tokens = 0.0, PRIOR_TOKENS  # of the last some PROMPT_MEMORY output tokens
 
-    def choose(self, b: int, prefix_tokens: int, allowed: Collection[Shape] | None = None, deferred: int = 0) -> Shape:
+    def choose(
+        self,
+        b: int,
+        prefix_tokens: int,
+        allowed: Collection[Shape] | None = None,
+        deferred: int = 0,
+        drafting: int | None = None,
+    ) -> Shape:
         """The shape of the next round of b requests; prefix_tokens: of all of them together.
 
         allowed: the shapes that this batch can have, if not all; plain decoding is one of them. deferred: tokens of
         plain rounds per request that the head has to read before it drafts; a probe pays for that, and a change from
-        plain decoding must promise so much more.
+        plain decoding must promise so much more. drafting: requests that have drafts, if not all; at least 1.
         """
-        is_due = self.is_due(b, allowed)
+        drafting = b if drafting is None else drafting
+        is_due = self.is_due(b, allowed, drafting)
         self._since_review += 1
         if is_due:
-            self._review(b, prefix_tokens, allowed, deferred)
-            self._asked, self._since_review = (b, allowed), 1
+            self._review(b, prefix_tokens, allowed, deferred, drafting)
+            self._asked, self._since_review = (b, drafting, allowed), 1
         if self._compared is not None and self._since_review <= COMPARE_ROUNDS:
             return self._compared
         if self._probe == self.present:
@@ -99,17 +107,25 @@ class Policy:
         self._spare -= lost
         return self._probe
 
-    def is_due(self, b: int, allowed: Collection[Shape] | None = None) -> bool:
+    def is_due(self, b: int, allowed: Collection[Shape] | None = None, drafting: int | None = None) -> bool:
         """Whether the next choice looks at all shapes again; else it reads nothing of what was learned."""
-        return self._since_review >= REVIEW_ROUNDS or self._is_other_batch(b, allowed)
+        return self._since_review >= REVIEW_ROUNDS or self._is_other_batch(
+            b, b if drafting is None else drafting, allowed
+        )
 
-    def rates(self, b: int, prefix_tokens: int, allowed: Collection[Shape] | None = None) -> dict[Shape, float]:
-        """Expected tokens per second of the batch, by shape; allowed: of these only."""
+    def rates(
+        self, b: int, prefix_tokens: int, allowed: Collection[Shape] | None = None, drafting: int | None = None
+    ) -> dict[Shape, float]:
+        """Expected tokens per second of the batch, by shape; allowed: of these only; drafting as of `choose`.
+
+        A request without drafts yields one token per round, and costs as much as one with drafts.
+        """
+        drafting = b if drafting is None else drafting
         shapes = self.shapes if allowed is None else [shape for shape in self.shapes if shape in allowed]
         expected = self.survival.expected()
         seconds = self.costs.seconds(shapes, b, prefix_tokens)
         reading = self.reading()
-        return {shape: rate(shape, b * (1 + expected[shape]), time, reading) for shape, time in seconds.items()}
+        return {shape: rate(shape, b + drafting * expected[shape], time, reading) for shape, time in seconds.items()}
 
     def reading(self) -> float:
         """Seconds per output token in which the head reads prompts, where it reads them only in order to draft."""
@@ -138,12 +154,15 @@ class Policy:
         """As `CostModel.observe`."""
         self.costs.observe(shape, b, prefix_tokens, seconds)
 
-    def _is_other_batch(self, b: int, allowed: Collection[Shape] | None) -> bool:
-        last, allowed_last = self._asked
-        return not last / CHANGED_BATCH < b < last * CHANGED_BATCH or allowed != allowed_last
+    def _is_other_batch(self, b: int, drafting: int, allowed: Collection[Shape] | None) -> bool:
+        *last, allowed_last = self._asked
+        sizes = zip((b, drafting), last, strict=True)
+        return allowed != allowed_last or any(not old / CHANGED_BATCH < n < old * CHANGED_BATCH for n, old in sizes)
 
-    def _review(self, b: int, prefix_tokens: int, allowed: Collection[Shape] | None, deferred: int) -> None:
-        rates = self.rates(b, prefix_tokens, allowed)
+    def _review(
+        self, b: int, prefix_tokens: int, allowed: Collection[Shape] | None, deferred: int, drafting: int
+    ) -> None:
+        rates = self.rates(b, prefix_tokens, allowed, drafting)
         best = max(rates, key=rates.__getitem__)
         if not self._is_measured and self.caps in rates:
             self.present = best = self.caps

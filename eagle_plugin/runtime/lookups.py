@@ -20,6 +20,7 @@ from eagle_plugin.core.shape import Shape
 from eagle_plugin.core.verify import Accepted
 from eagle_plugin.kernels.lookup import TokenHistory, append_tokens
 from eagle_plugin.runtime.host_to_device import to_device
+from eagle_plugin.runtime.request_sources import ALL, Sources
 
 SWITCH = "EAGLE_LOOKUP"
 MODES = ("off", "on")
@@ -50,7 +51,8 @@ class Lookup(NamedTuple):
     """What a draft of b requests looks branches up in."""
 
     history: TokenHistory
-    rows: Tensor  # [b] int64
+    rows: Tensor  # [b] int64: 0 where nothing is looked up
+    alone: Tensor  # [b] bool: requests whose trees have no node of the head
 
 
 class Lookups:
@@ -63,6 +65,8 @@ class Lookups:
         self._vocabulary, self._device = vocabulary, torch.device(device)
         window = max(min(WINDOW, context), 2)
         self.history = TokenHistory.empty(rows, window, caps.steps, torch.tensor(PRIOR), device)
+        self._looked_at = torch.arange(rows, device=device)  # by row: the same row, or 0
+        self._alone = torch.zeros(rows, dtype=torch.bool, device=device)  # by row, as in `Lookup`
         self._counted = [0, 0]  # of the last copy to the host
         self._arrived: torch.cuda.Event | None = None  # recorded after each copy
         if self._device.type == "cuda" and torch.cuda.is_available():
@@ -76,12 +80,13 @@ class Lookups:
 
     def of(self, rows: Tensor) -> Lookup:
         """For a draft of the requests in these rows [b] int64."""
-        return Lookup(self.history, rows)
+        return Lookup(self.history, self._looked_at[rows], self._alone[rows])
 
-    def begin(self, rows: Tensor, sequences: Sequence[Sequence[int]]) -> None:
+    def begin(self, rows: Tensor, sequences: Sequence[Sequence[int]], sources: Sequence[Sources] | None = None) -> None:
         """New sequences in these rows [b] int64, of which the host has all tokens; what was there before is forgotten.
 
-        A token that the target does not have, as of an image, matches nothing.
+        A token that the target does not have, as of an image, matches nothing. sources: what the trees of these
+        requests come from, if not all come from head and text.
         """
         history, window = self.history, self.history.tokens.shape[1]
         kept = [np.asarray(text[-window:], dtype=np.int64) for text in sequences]
@@ -91,8 +96,10 @@ class Lookups:
         tokens[(tokens < 0) | (tokens >= self._vocabulary)] = -1
         places = [np.arange(begin, end) % window for begin, end in zip(begins, ends, strict=True)]
         requests = np.repeat(np.arange(len(kept)), ends - begins)
-        planned = [begins, ends - 1, tokens, np.concatenate([*places, ends[:0]]), requests]
-        begin, end, values, place, request = to_device(planned, self._device)
+        asked = np.array(sources or [ALL] * len(kept), dtype=np.int64).reshape(-1, 2)
+        planned = [begins, ends - 1, tokens, np.concatenate([*places, ends[:0]]), requests, asked]
+        begin, end, values, place, request, wanted = to_device(planned, self._device)
+        self._looked_at[rows], self._alone[rows] = rows * wanted[:, 1], wanted[:, 0] == 0
         history.tokens[rows[request], place] = values.int()
         history.begins[rows], history.ends[rows] = begin, end
         history.starts[rows], history.expected[rows], history.missed[rows] = -1, 0, 0

@@ -236,6 +236,8 @@ class TreeBuilder:
         topk = self._shape.topk
         first = 0 if previous is None else 1 + (level - 2) * topk  # of the frontier among the nodes with children
         logp, tokens = self._children_of(top, level - 1)
+        if level == 1:
+            logp = self._without_head(logp)
         next_topk = topk if level < self._shape.steps else 0
         return grow_level(self.table, first * topk, level, logp, tokens, previous, next_topk)
 
@@ -247,7 +249,8 @@ class TreeBuilder:
             depths = (torch.arange(1 + self._shape.draft_slots, device=top.logp.device) + topk - 1) // topk
             top = TopM(*(values[:, depths] for values in top))
         lists = TopM(*(values.flatten(0, 1) for values in top))
-        grow_levels(self.table, steps, topk, *self._children_of(lists, depths))
+        logp, tokens = self._children_of(lists, depths)
+        grow_levels(self.table, steps, topk, self._without_head(logp), tokens)
 
     def _children_of(self, top: TopM, depths: int | Tensor) -> tuple[Tensor, Tensor]:
         """Scores and tokens [b, F, K] of the children of F nodes of these depths ([F] int64); top has [b * F, M]."""
@@ -265,9 +268,13 @@ class TreeBuilder:
             logp[:, :, 1:] = logp[:, :, 1:].masked_fill(self._chains[:, None, None], -torch.inf)
         return logp, tokens.view(shape)
 
+    def _without_head(self, logp: Tensor) -> Tensor:
+        """Scores [b, F, K] of the roots' children, impossible where no node may be the head's: so are all below."""
+        return logp if self._lookup is None else logp.masked_fill(self._lookup.alone[:, None, None], -torch.inf)
+
     def select(self, root_tokens: Tensor) -> DraftTree:
         """The best nodes as one tree per request; root_tokens [b] int64."""
         if self._lookup is not None:
-            shape, (history, rows) = self._shape, self._lookup
+            shape, (history, rows, _) = self._shape, self._lookup
             look_up(history, self.table, shape.candidates, shape.width, rows, self._lengths, root_tokens)
         return select_tree(self.table, root_tokens, self._shape.width)

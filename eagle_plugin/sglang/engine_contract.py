@@ -14,6 +14,8 @@ CONTRACT: Contract = {
         "_handle_eagle_family": "server_args ...",
         "_auto_choose_speculative_params": "server_args model_arch ...",
     },
+    "sglang.srt.server_args": {"prepare_server_args": "argv"},
+    "sglang.srt.sampling.sampling_params.SamplingParams": {"verify": "self vocab_size", "custom_params": ""},
     # Who makes the worker, and what the worker is.
     "sglang.srt.managers.scheduler.Scheduler": attributes(
         "maybe_init_draft_worker init_model_worker init_all_cuda_graphs init_all_attention_backends run_batch"

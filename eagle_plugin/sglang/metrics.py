@@ -41,7 +41,8 @@ def count_rounds(
 class RoundCounter:
     """AROUND the step of the scheduler's result processor that reads a round's tokens, which are on the host by then.
 
-    A request that has ended is verified once more under overlap scheduling; that round is not counted.
+    A request that has ended is verified once more under overlap scheduling; that round is not counted. A request that
+    asks for no drafts verifies no tree: our metrics of trees do not count its rounds.
     """
 
     def __init__(
@@ -54,16 +55,19 @@ class RoundCounter:
         """Read the tokens as the engine does, and count."""
         live = [not (request.is_retracted or request.finished()) for request in batch.reqs]
         tokens = original(processor, result, batch)
-        kept = [n for n, counts in zip(result.num_correct_drafts_per_req_cpu, live, strict=True) if counts]
+        accepted: list[int] = result.num_correct_drafts_per_req_cpu
+        kept = [n for n, counts in zip(accepted, live, strict=True) if counts]
+        places = None if result.served is None else result.served.drafting
+        with_drafts = kept if places is None else [accepted[i] for i in places if live[i]]
         drafted = result.speculative_num_draft_tokens - 1
         if drafted:
-            self._watch.record(kept)
+            self._watch.record(with_drafts)
         chooser = self._chooser()
-        chooser.observe(result.served, kept)
+        chooser.observe(result.served, kept, with_drafts)
         if processor.metrics_reporter.current_scheduler_metrics_enabled:
             rounds, policy = self._metrics(processor.metrics_reporter.metrics_collector)
             if drafted:
-                rounds.record(kept, drafted * len(kept))
+                rounds.record(with_drafts, drafted * len(with_drafts))
                 rounds.record_eager(result.eager_reasons)
             policy.record(chooser)
         self._log.step()

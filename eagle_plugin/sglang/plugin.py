@@ -27,6 +27,7 @@ PREPARE_ARGUMENTS = "sglang.srt.server_args.prepare_server_args"
 ROW_ROOM = "sglang.srt.mem_cache.allocation_sizing.get_req_to_token_extra_context_len"
 WEIGHT_UPDATES = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
 WEIGHTS_FROM = tuple(f"update_weights_from_{source}" for source in ("disk", "ipc", "tensor", "distributed"))
+CHECK_REQUEST = "sglang.srt.sampling.sampling_params.SamplingParams.verify"
 OVERLAP_ON_CPU = "sglang.srt.arg_groups.speculative_hook._disable_overlap_schedule_for_cpu"
 
 
@@ -42,8 +43,8 @@ def register() -> None:
     HookRegistry.register(ROW_ROOM, _room_for_rounds, HookType.AROUND)
     for name in (*WEIGHTS_FROM, "begin_weight_update", "end_weight_update"):
         HookRegistry.register(f"{WEIGHT_UPDATES}.{name}", _update_weights, HookType.AROUND)
-    if os.environ.get(FOLDER):
-        HookRegistry.register(PREPARE_ARGUMENTS, _capture, HookType.AFTER)
+    HookRegistry.register(CHECK_REQUEST, _check_request, HookType.AFTER)
+    HookRegistry.register(PREPARE_ARGUMENTS, _add_middleware, HookType.AFTER)
     if os.environ.get("EAGLE_OVERLAP") == "1":
         HookRegistry.register(OVERLAP_ON_CPU, _keep_overlap, HookType.AROUND)
     if os.environ.get("EAGLE_GRAPHS") == "emulate":
@@ -81,12 +82,24 @@ def _check_arguments(result: Any, server_args: Any) -> Any:
     return result
 
 
-def _capture(server_args: Any, argv: Any) -> Any:
+def _add_middleware(server_args: Any, argv: Any) -> Any:
     """AFTER the launcher has read its flags; the processes that it starts do not read them again."""
-    from eagle_plugin.sglang.traffic import add_middleware
+    from eagle_plugin.sglang.request_fields import add_requests_middleware
 
-    add_middleware(server_args)
+    if os.environ.get(FOLDER):
+        from eagle_plugin.sglang.traffic import add_middleware
+
+        add_middleware(server_args)
+    add_requests_middleware(server_args)
     return server_args
+
+
+def _check_request(result: Any, params: Any, vocab_size: int) -> Any:
+    """AFTER the engine has checked the parameters of a request: what it says of its drafts."""
+    from eagle_plugin.sglang.request_fields import check_request
+
+    check_request(params)
+    return result
 
 
 def _auto_parameters(original: Any, server_args: Any, model_arch: str) -> Any:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.core.verify import Accepted
-from eagle_plugin.policy.chooser import ServedRound
+from eagle_plugin.policy.served_rounds import ServedRound
 from eagle_plugin.sglang.batch import RoundBatch
 from eagle_plugin.sglang.drafter import DraftState
 

@@ -28,6 +28,7 @@ from eagle_plugin.runtime.head_mailbox import HeadMailbox
 from eagle_plugin.runtime.huge_pages import use_huge_pages
 from eagle_plugin.runtime.lookups import lookups_of
 from eagle_plugin.runtime.ranks import RankAgreement
+from eagle_plugin.runtime.request_limits import LimitMaker, Limits, served_sources
 from eagle_plugin.runtime.rng import KeyTable
 from eagle_plugin.runtime.round import Drafts
 from eagle_plugin.runtime.target_weights import use_bf16_kernel
@@ -45,6 +46,7 @@ from eagle_plugin.sglang.image_tokens import read_image_tokens
 from eagle_plugin.sglang.logits import needs_plain_round, transforms_of
 from eagle_plugin.sglang.pools import SlidingReader, check_pools, chunk_of, pools_of, sliding_layers, windows_of
 from eagle_plugin.sglang.ranks import rank_logger
+from eagle_plugin.sglang.request_fields import sources_of
 from eagle_plugin.sglang.round_costs import choose_shapes
 from eagle_plugin.sglang.round_result import RoundResult, idle_result, round_result
 from eagle_plugin.sglang.sampling import SeededSampler, request_seeds
@@ -91,6 +93,7 @@ class TreeWorker(EAGLEWorkerV2):
         self.synthetic = synthetic_rates(self.shape.steps)  # None: acceptance is real
         self.shapes = ShapeChooser(self.shape, None)  # the policy comes when the costs of a round are known
         self._draft_clock = DraftClock(self.device, rank_logger(logging.getLogger("eagle_plugin")))
+        self._limits = LimitMaker(self.device)
 
     def init_attention_backends(self) -> None:
         """Wrap the target's attention backend and the head's, after the engine has made both."""
@@ -170,7 +173,10 @@ class TreeWorker(EAGLEWorkerV2):
         b, prefix_tokens = len(batch.seq_lens), committed_tokens(batch)
         deferred = 0 if self._round.deferred is None else self._round.deferred.longest(batch.reqs)
         is_plain = needs_plain_round(batch)
-        shape = PLAIN if is_plain else self.shapes.choose(b, prefix_tokens, deferred=deferred)
+        limits = self._limits_of(batch)
+        drafting = None if limits is None else limits.drafting
+        requests = b if drafting is None else len(drafting)
+        shape = PLAIN if is_plain else self.shapes.choose(b, prefix_tokens, deferred=deferred, drafting=requests)
         shape, most = self._shared.agree(shape, b, is_plain)
         self.shapes.begin(shape, b, prefix_tokens)
         state = self._caught_up(batch, shape, deferred)
@@ -182,6 +188,8 @@ class TreeWorker(EAGLEWorkerV2):
         table_was_read.record()
 
         drafts = self._draft_clock.time(shape, partial(self._round.draft, inputs, state))
+        if limits is not None and shape != PLAIN:
+            limits.apply(drafts.tree, self._draft_worker.lookups, inputs.requests)
         real = drafts.first(b)
         tree = grammar_tree(real.tree) if batch.has_grammar else None
         self._adapters.prepare(batch.reqs, shape.width, inputs.padded_b)
@@ -205,7 +213,7 @@ class TreeWorker(EAGLEWorkerV2):
         state = self._draft_clock.time_reading(shape, read)
         result = round_result(inputs, kept, new_lens, state, logprobs, features, self._round.is_captured(inputs))
         path_sums = partial(self._round.path_sums, inputs)
-        result.served = self.shapes.launched(shape, b, prefix_tokens, real, path_sums)
+        result.served = self.shapes.launched(shape, b, prefix_tokens, real, path_sums, drafting)
         if self._round.sizes():
             result.eager_reasons = transforms if result.can_run_cuda_graph else ["batch size"]
         self._draft_worker.draft_runner.shared_read_done_event = table_was_read
@@ -220,6 +228,13 @@ class TreeWorker(EAGLEWorkerV2):
         if deferred is not None and longest and (longest >= deferred.most or shape != PLAIN):
             return deferred.read(batch, self._reader, self._draft_worker, state, longest)
         return state
+
+    def _limits_of(self, batch: Any) -> Limits | None:
+        """What the requests of a batch ask for, where it changes their trees."""
+        if not any(request.sampling_params.custom_params for request in batch.reqs):
+            return None
+        has_lookups = self._draft_worker.lookups is not None
+        return self._limits.of([served_sources(asked, has_lookups) for asked in sources_of(batch.reqs)])
 
     def _idle_round(self, batch: Any) -> RoundResult:
         """A round without requests, beside those of other ranks of data-parallel attention."""
@@ -246,7 +261,7 @@ class TreeWorker(EAGLEWorkerV2):
         penalties.count_prefill(batch, result.next_token_ids)
         if (lookups := self._draft_worker.lookups) is not None:
             # Also after a chunk of a prompt, whose next one begins the text again.
-            lookups.begin(rows, [one.get_fill_ids() for one in batch.reqs])
+            lookups.begin(rows, [one.get_fill_ids() for one in batch.reqs], sources_of(batch.reqs))
             lookups.append_first(rows, result.new_seq_lens.long(), result.next_token_ids)
         state = result.next_draft_input
         # The engine's prefill gives probabilities, the rounds read logarithms. Features that overflowed give none.

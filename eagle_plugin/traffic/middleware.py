@@ -6,10 +6,10 @@ import asyncio
 import random
 import re
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import replace
 from typing import Any
 
+from eagle_plugin.common.asgi import Message, Receive, Send, route_of
 from eagle_plugin.traffic.accepted_drafts import ACCEPTED_DRAFTS
 from eagle_plugin.traffic.frames import Exchange
 from eagle_plugin.traffic.metrics import CaptureMetrics
@@ -22,10 +22,6 @@ OPT_OUT = b"x-eagle-capture"  # a request with this header is recorded only if i
 DOMAIN = b"x-eagle-domain"  # names the kind of a request, for `eagle-plugin watch`; other values are ignored
 DOMAIN_FORM = re.compile(rb"[a-z0-9_-]{1,32}")
 JSON, EVENTS = b"application/json", b"text/event-stream"
-
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
 
 
 class CaptureMiddleware:
@@ -75,11 +71,6 @@ class CaptureMiddleware:
             recorder.drop("encoded")
             return False
         return self._rate >= 1 or random.random() < self._rate
-
-
-def route_of(scope: Any) -> str:
-    """The path of a request below that of the application."""
-    return str(scope["path"]).removeprefix(scope.get("root_path", ""))
 
 
 def domain_of(scope: Any) -> str:

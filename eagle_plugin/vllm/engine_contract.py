@@ -17,7 +17,7 @@ CONTRACT: Contract = {
     "vllm.platforms.cpu.CpuPlatform": {"check_and_update_config": "cls vllm_config"},
     "vllm.sampling_params.SamplingParams": {
         "_validate_spec_decode": "self speculative_config",
-        "thinking_token_budget": "",
+        **attributes("thinking_token_budget extra_args"),
     },
     "vllm.engine.arg_utils.EngineArgs": {
         "create_speculative_config": "self ...",
@@ -31,12 +31,13 @@ CONTRACT: Contract = {
         ),
     },
     _SCHEDULER: {
-        "make_spec_decoding_stats": "",
+        "make_spec_decoding_stats": "self spec_decoding_stats num_draft_tokens ...",
         "update_draft_token_ids": "self draft_token_ids",
         "update_draft_token_ids_in_output": "self draft_token_ids scheduler_output",
         "update_from_output": "self scheduler_output model_runner_output",
         **attributes("vllm_config requests"),
     },
+    "vllm.v1.request.Request": attributes("sampling_params spec_decode_metrics"),
     "vllm.v1.core.sched.async_scheduler.AsyncScheduler": {"_update_after_schedule": "self scheduler_output"},
     "vllm.v1.structured_output.StructuredOutputManager": {
         "validate_tokens": "self request spec_tokens",
@@ -143,7 +144,7 @@ CONTRACT: Contract = {
         " pending_structured_output_tokens num_spec_tokens_to_schedule"
     ),
     "vllm.v1.core.sched.output.NewRequestData": attributes(
-        "req_id block_ids num_computed_tokens prompt_token_ids prefill_token_ids"
+        "req_id block_ids num_computed_tokens prompt_token_ids prefill_token_ids sampling_params"
     ),
     "vllm.v1.core.sched.output.CachedRequestData": attributes(
         "req_ids resumed_req_ids new_block_ids num_computed_tokens"

@@ -13,6 +13,7 @@ from torch import Tensor
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.runtime.host_to_device import to_device
 from eagle_plugin.runtime.lookups import Lookups, lookups_of, wants_lookups
+from eagle_plugin.vllm.request_fields import sources_of
 from eagle_plugin.vllm.synthetic import synthetic_rates
 
 _ROWS_PER_REQUEST = 2  # of a full batch: requests that were preempted keep theirs
@@ -29,7 +30,7 @@ class LookupRows:
 
     def begin(self, requests: Iterable[Any]) -> None:
         """Note the sequences of vLLM's ``NewRequestData``; its V2 runner gets one for a resumed request too."""
-        rows, sequences = [], []
+        rows, sequences, sources = [], [], []
         for new in requests:
             text = new.prefill_token_ids or new.prompt_token_ids
             if text is None:  # embeddings
@@ -39,9 +40,13 @@ class LookupRows:
             if row := self._rows.get(new.req_id):
                 rows.append(row)
                 sequences.append(text)
+                sources.append(sources_of(new.sampling_params))
         if rows:
             (at,) = to_device([np.array(rows)], self._device)
-            self.lookups.begin(at, sequences)
+            self.lookups.begin(at, sequences, sources)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._rows
 
     def forget(self, request_ids: Iterable[str]) -> None:
         """These requests have ended."""

@@ -16,9 +16,12 @@ from vllm.v1.metrics.loggers import PrometheusStatLogger
 from vllm.v1.spec_decode.metrics import SpecDecodingProm, SpecDecodingStats
 
 from eagle_plugin.common import metric_registry
+from eagle_plugin.runtime.lookups import wants_lookups
+from eagle_plugin.runtime.request_limits import served_sources
 from eagle_plugin.runtime.round_metrics import Recorder, RejectionWatch, RoundMetrics
 from eagle_plugin.vllm.plugin_config import is_served, plugin_config
 from eagle_plugin.vllm.policy_reports import ReportCollector
+from eagle_plugin.vllm.request_fields import sources_of
 
 logger = logging.getLogger("vllm.eagle_plugin")
 _WATCH = "_eagle_plugin_watch"  # of a scheduler
@@ -68,13 +71,16 @@ def kept_tokens(stats: SpecDecodingStats) -> list[int]:
 def watch_rounds(original: Any, scheduler: Any, *given: Any, **named: Any) -> Any:
     """AROUND ``Scheduler.make_spec_decoding_stats``, which is called with the counts of every verified round.
 
-    A request with a thinking budget is not counted: at the budget's end it gets one token per round, whatever is
-    drafted.
+    The watch does not count a request with a thinking budget: at the budget's end it gets one token per round, whatever
+    is drafted. Nobody counts a request that asks for no drafts: its rows are padding.
     """
     speculative = scheduler.vllm_config.speculative_config
     if named["num_draft_tokens"] and is_served(speculative):
         request = scheduler.requests.get(named["request_id"])
         sampling = None if request is None else request.sampling_params
+        if not any(served_sources(sources_of(sampling), wants_lookups())):
+            request.spec_decode_metrics = None
+            return given[0]  # the statistics so far
         if sampling is not None and sampling.thinking_token_budget is None:
             watch = getattr(scheduler, _WATCH, None)
             if watch is None:

@@ -38,10 +38,7 @@ def register() -> None:
     # Who makes a configuration from flags has this module, and calls us; other processes need not import it.
     if arguments := sys.modules.get("vllm.engine.arg_utils"):
         _wrap(arguments.EngineArgs, "create_speculative_config", _explain)
-        if os.environ.get(FOLDER):
-            from eagle_plugin.vllm.traffic import add_middleware
-
-            _wrap(arguments.EngineArgs, "from_cli_args", add_middleware)
+        _wrap(arguments.EngineArgs, "from_cli_args", _add_middleware)
 
 
 def _differences() -> Sequence[object]:
@@ -93,6 +90,18 @@ def _explain(original: Any, arguments: Any, *given: Any, **named: Any) -> Any:
         raise
 
 
+def _add_middleware(original: Any, owner: type, args: Any, *given: Any, **named: Any) -> Any:
+    """AROUND ``EngineArgs.from_cli_args``, which every API server calls before it makes its application."""
+    from eagle_plugin.vllm.request_fields import add_requests_middleware
+
+    if os.environ.get(FOLDER):
+        from eagle_plugin.vllm.traffic import add_middleware
+
+        add_middleware(args)
+    add_requests_middleware(args)
+    return original(owner, args, *given, **named)
+
+
 def _with_scheduler(original: Any, scheduler_config: Any) -> Any:
     """AROUND the choice of the scheduler's class, in the process that runs it: rounds are counted there, grammars
     followed along trees, and steps scheduled ahead for the shapes that the worker chooses."""
@@ -125,8 +134,11 @@ def _runner_for_trees(original: Any, vllm_config: Any) -> bool:
 
 
 def _validate(original: Any, params: Any, speculative_config: Any) -> None:
-    """AROUND the check of a request's sampling parameters: ours serves min_p and logit_bias with drafts too."""
+    """AROUND the check of a request's sampling parameters: ours serves min_p and logit_bias with drafts too, and reads
+    what the request says of its drafts."""
     from eagle_plugin.vllm.plugin_config import is_served
+    from eagle_plugin.vllm.request_fields import check_request
 
+    check_request(params)
     if not is_served(speculative_config):
         original(params, speculative_config)

@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 from vllm.distributed.parallel_state import get_tensor_model_parallel_world_size
 
 from eagle_plugin.core.shape import Shape
-from eagle_plugin.policy.chooser import ServedRound, ShapeChooser, SumUp, buffers_of
+from eagle_plugin.policy.chooser import ShapeChooser, SumUp, buffers_of
 from eagle_plugin.policy.log import without_policy
 from eagle_plugin.policy.path_sums import PathSums
+from eagle_plugin.policy.served_rounds import ServedRound
 from eagle_plugin.policy.shapes import shapes_within
 from eagle_plugin.runtime.cost_files import key_of
 from eagle_plugin.runtime.policy_start import start_policy
@@ -33,6 +34,7 @@ class _Step(NamedTuple):
     prompt_tokens: int  # rows of the step after which no token is drawn
     verified: ServedRound | None = None  # the round that it verifies; None where it does not verify a whole one
     places: Sequence[int] = ()  # of that round's requests in the step
+    drafting: Sequence[int] | None = None  # places of the requests that have drafts; None: all
 
 
 class RoundShapes:
@@ -47,39 +49,54 @@ class RoundShapes:
         self._step: _Step | None = None  # until its results are told
         self._step_before: _Step | None = None  # the same
 
-    def scheduled(self, batch: RoundBatch, prefix_tokens: int, prompt_tokens: int) -> None:
+    def scheduled(
+        self, batch: RoundBatch, prefix_tokens: int, prompt_tokens: int, drafting: Sequence[int] | None = None
+    ) -> None:
         """Note a step; prefix_tokens: those that its requests have without drafts, a number of the host.
 
-        prompt_tokens: rows of the step after which no token is drawn.
+        prompt_tokens: rows of the step after which no token is drawn. drafting: places of the requests that have
+        drafts, None: all.
         """
         served, self._drafted = self._drafted, None
         self._prefix_tokens = prefix_tokens
-        self._step_before, self._step = self._step, _Step(prompt_tokens, served if batch.newest else None, batch.newest)
+        verified = served if batch.newest else None
+        self._step_before, self._step = self._step, _Step(prompt_tokens, verified, batch.newest, drafting)
         if served is None or not len(batch.newest) == batch.b == served.b:
             self.chooser.pause()  # prompts, cut trees, requests that came or went: not the time of a round
 
-    def choose(self, batch: RoundBatch, deferred: int = 0) -> Shape:
-        """The shape of the trees to draft for the requests of the step; deferred: tokens that the head has not read."""
+    def choose(self, batch: RoundBatch, deferred: int = 0, drafting: int | None = None) -> Shape:
+        """The shape of the trees to draft for the requests of the step.
+
+        deferred: tokens that the head has not read; drafting: requests that have drafts, None: all.
+        """
+        drafting = batch.b if drafting is None else drafting
         caps, shapes, allowed = self.chooser.caps, self.chooser.shapes, None
         if self._limits is not None and (most := self._limits[batch.b]) < caps.width - 1:
             if shapes == (caps,):
-                return caps.within_drafts(most)
+                return caps.within_drafts(most if drafting else 0)
             if most not in self._within:
                 self._within[most] = [shape for shape in shapes if shape.width - 1 <= most]
             allowed = self._within[most]
-        return self.chooser.choose(batch.b, self._prefix_tokens, allowed, -(-deferred // batch.b))
+        return self.chooser.choose(batch.b, self._prefix_tokens, allowed, -(-deferred // batch.b), drafting)
 
     def begin(self, shape: Shape, batch: RoundBatch) -> None:
         """Note that the next round begins with its drafting."""
         self.chooser.begin(shape, batch.b, self._prefix_tokens)
 
-    def launched(self, batch: RoundBatch, drafts: Drafts, whole: bool, sum_up: SumUp = PathSums.__call__) -> None:
+    def launched(
+        self,
+        batch: RoundBatch,
+        drafts: Drafts,
+        whole: bool,
+        sum_up: SumUp = PathSums.__call__,
+        drafting: Sequence[int] | None = None,
+    ) -> None:
         """Note the drafted trees; whole: every request's prompt is read to its end, so that all drafts are verified.
 
-        sum_up: as for `ShapeChooser.launched`.
+        sum_up and drafting: as for `ShapeChooser.launched`.
         """
         scored = drafts if whole else drafts._replace(scores=None)
-        self._drafted = self.chooser.launched(drafts.shape, batch.b, self._prefix_tokens, scored, sum_up)
+        self._drafted = self.chooser.launched(drafts.shape, batch.b, self._prefix_tokens, scored, sum_up, drafting)
 
     def observe(self, counts: Sequence[int]) -> None:
         """Tell the chooser what the step accepted; counts: tokens of each request, the bonus token included."""
@@ -96,7 +113,10 @@ class RoundShapes:
             return
         self.chooser.observe_tokens(step.prompt_tokens, sum(counts))
         if step.verified is not None:
-            self.chooser.observe(step.verified, [counts[i] - 1 for i in step.places if counts[i]])
+            places = [i for i in step.places if counts[i]]
+            drafted = places if step.drafting is None else [i for i in places if i in step.drafting]
+            kept, with_drafts = ([counts[i] - 1 for i in of] for of in (places, drafted))
+            self.chooser.observe(step.verified, kept, with_drafts)
 
 
 def without_costs(caps: Shape, mode: str) -> ShapeChooser:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from typing import Any
 
 from eagle_plugin.runtime.startup import StartRefused
 from eagle_plugin.traffic.middleware import CaptureMiddleware
@@ -14,8 +13,8 @@ from eagle_plugin.traffic.settings import CaptureError, capture_settings
 MIDDLEWARE = f"{CaptureMiddleware.__module__}.{CaptureMiddleware.__qualname__}"
 
 
-def add_middleware(original: Any, owner: type, args: Namespace, *given: Any, **named: Any) -> Any:
-    """AROUND ``EngineArgs.from_cli_args``, which every API server calls before it makes its application.
+def add_middleware(args: Namespace) -> None:
+    """Add the middleware to the flags of an API server; nothing for other flags.
 
     Raises:
         StartRefused: the settings are wrong, or the writer cannot start.
@@ -32,7 +31,6 @@ def add_middleware(original: Any, owner: type, args: Namespace, *given: Any, **n
                     args.middleware = [*names, MIDDLEWARE]
             except CaptureError as error:
                 raise StartRefused(error) from None
-    return original(owner, args, *given, **named)
 
 
 def _served(args: Namespace) -> ServedTarget | None:

@@ -20,6 +20,7 @@ from eagle_plugin.policy.path_sums import PathSums
 from eagle_plugin.runtime.accept import without_spare_places
 from eagle_plugin.runtime.draft_clock import DraftClock
 from eagle_plugin.runtime.head_mailbox import HeadMailbox
+from eagle_plugin.runtime.request_limits import Limits
 from eagle_plugin.runtime.round import Drafts
 from eagle_plugin.runtime.startup import plugin_serves
 from eagle_plugin.vllm.batch import DraftStore, RoundBatch, root_drafts
@@ -35,6 +36,7 @@ from eagle_plugin.vllm.lookup_rows import LookupRows, lookup_rows_of
 from eagle_plugin.vllm.plugin_config import caps_of
 from eagle_plugin.vllm.policy_reports import PolicyReporter
 from eagle_plugin.vllm.ranks import rank_logger
+from eagle_plugin.vllm.request_fields import AskedSources
 from eagle_plugin.vllm.scheduled_shapes import padded, scheduled_drafts
 from eagle_plugin.vllm.shapes import RoundShapes, choose_shapes, without_costs
 from eagle_plugin.vllm.step_memory import Root
@@ -83,6 +85,7 @@ class TreeSteps:
         if vllm_config.kv_transfer_config is not None:  # what the head reads of a step goes to others with its blocks
             self._defers = False
         self._has_reasoner = bool(vllm_config.structured_outputs_config.reasoning_parser)
+        self._asked = AskedSources(self.device, self._has_reasoner)
 
     def _use_models(self, model: Any) -> None:
         """Take over the target and the head, which are loaded."""
@@ -132,6 +135,8 @@ class TreeSteps:
         if self._lookup_rows is not None:
             self._lookup_rows.forget(scheduler_output.finished_req_ids)
             self._lookup_rows.begin(scheduler_output.scheduled_new_reqs)
+        self._asked.forget(scheduler_output.finished_req_ids)
+        self._asked.begin(scheduler_output.scheduled_new_reqs, self._is_looked_up)
         if self.cache_config.enable_prefix_caching and len(self._deferred):
             self._read_deferred(self._deferred.wanted_by_blocks(scheduler_output, gone, requests))
         self._deferred.forget(gone)
@@ -161,7 +166,9 @@ class TreeSteps:
         batch = RoundBatch.read(counts, lens, names, prefix_lens, self._store)
         self._store.keep_own()
         committed = int((lens - counts).sum())
-        self._shapes.scheduled(batch, computed + committed, committed - batch.b)
+        limits = self._asked.limits(names)
+        drafting = None if limits is None else limits.drafting
+        self._shapes.scheduled(batch, computed + committed, committed - batch.b, drafting)
         return StepState(batch, names, in_prompts, with_grammar, placeholders, shape)
 
     def _draft(
@@ -180,7 +187,8 @@ class TreeSteps:
         """
         assert state.accepted is not None and state.draws is not None
         batch, accepted, state.has_drafted = state.batch, state.accepted, True
-        is_greedy, shape = state.is_greedy, self._choose(state)
+        limits = self._asked.limits(state.names, state.in_prompts)
+        is_greedy, shape = state.is_greedy, self._choose(state, limits)
         rows = None
         if self._lookup_rows is not None:
             rows = self._lookup_rows.of(state.names, state.in_prompts)
@@ -213,22 +221,29 @@ class TreeSteps:
         trees = DraftBatch(shape, root.lengths, slot_table, *state.draws, chains, rows)
         drafter = step if step is not None and step.can_draft(trees, root.state) else self.drafter
         drafts = self._draft_clock.time(shape, partial(drafter.draft_tree, trees, root.tokens, root.state))
-        return self._keep(state, drafts)
+        if limits is not None:
+            limits.apply(drafts.tree, self.drafter.lookups, rows)
+        return self._keep(state, drafts, limits)
 
-    def _choose(self, state: StepState) -> Shape:
+    def _is_looked_up(self, request_id: str) -> bool:
+        return self._lookup_rows is not None and request_id in self._lookup_rows
+
+    def _choose(self, state: StepState, limits: Limits | None) -> Shape:
         """The shape of the drafts of this step; where the scheduler is ahead it chose among earlier wishes of ours."""
         if state.in_prompts.all():
             return PLAIN
-        self._wanted = self._shapes.choose(state.batch, self._deferred.rows_of_requests)
+        drafting = state.batch.b if limits is None else len(limits.drafting)
+        self._wanted = self._shapes.choose(state.batch, self._deferred.rows_of_requests, drafting)
         return state.shape or self._wanted
 
-    def _keep(self, state: StepState, drafts: Drafts) -> Tensor:
+    def _keep(self, state: StepState, drafts: Drafts, limits: Limits | None = None) -> Tensor:
         """Keep drafts until the step that verifies them; returns their tokens [b, W - 1]."""
         whole = not state.in_prompts.any()
         step = self._step if self._step is not None and self._step.holds(drafts) else None
         is_borrowed = step is not None
         sum_up = PathSums.__call__ if step is None else partial(step.path_sums, drafts.shape, state.is_greedy)
-        self._shapes.launched(state.batch, drafts, whole, sum_up)
+        drafting = None if limits is None else limits.drafting
+        self._shapes.launched(state.batch, drafts, whole, sum_up, drafting)
         self._store.put(state.names, drafts, is_borrowed)
         if not self._has_reasoner:
             state.keep_parents(drafts)

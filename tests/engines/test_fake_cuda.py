@@ -14,7 +14,10 @@ from eagle_plugin.core.verify import Accepted
 from eagle_plugin.kernels.sampling import SamplingParams
 from eagle_plugin.runtime import rng
 from eagle_plugin.runtime.accept import KVCaches, accept, accepted_rows
+from eagle_plugin.runtime.lookups import Lookup, Lookups
 from eagle_plugin.runtime.parallel_levels import HeadLevels, MaskRow
+from eagle_plugin.runtime.request_limits import LimitMaker
+from eagle_plugin.runtime.request_sources import NONE, Sources
 from eagle_plugin.runtime.round import Drafts, HeadState, LevelRows, RecurrentLevels, TopM, draft, top_m_of
 
 B, VOCABULARY, DRAFT_VOCABULARY, HIDDEN = 3, 512, 256, 64
@@ -37,7 +40,7 @@ def forward(rows: LevelRows) -> tuple[Tensor, Tensor]:
     return torch.zeros(n, DRAFT_VOCABULARY, device=CUDA), torch.zeros(n, HIDDEN, device=CUDA)
 
 
-def drafted(sampled: bool = True, mapped: bool = True) -> Drafts:
+def drafted(sampled: bool = True, mapped: bool = True, lookup: Lookup | None = None) -> Drafts:
     top_m = top_m_of(SHAPE, not sampled)
     top = TopM(torch.zeros(B, top_m, device=CUDA), torch.zeros(B, top_m, dtype=torch.int64, device=CUDA))
     levels = RecurrentLevels(SHAPE, HeadState(top, torch.zeros(B, HIDDEN, device=CUDA)), lengths(), top_m, forward)
@@ -49,7 +52,23 @@ def drafted(sampled: bool = True, mapped: bool = True) -> Drafts:
         lengths() if sampled else None,
         lengths(),
         torch.zeros(DRAFT_VOCABULARY, dtype=torch.int64, device=CUDA) if mapped else None,
+        lookup=lookup,
     )
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+def test_limits_of_requests(library: FakeLibrary, sampled: bool) -> None:
+    """No drafts, looked-up ones alone, and those of the head alone."""
+    lookups, rows = Lookups(2 + B, SHAPE, 64, VOCABULARY, CUDA), torch.arange(1, 1 + B, device=CUDA)
+    asked = [NONE, Sources(head=False), Sources(lookup=False)]
+    lookups.begin(rows, [[1, 2, 3, 1, 2]] * B, asked)
+    drafts = drafted(sampled, lookup=lookups.of(rows))
+    limits = LimitMaker(CUDA).of(asked)
+    assert limits is not None
+    limits.apply(drafts.tree, lookups, rows)
+    for name, values in drafts.tree._asdict().items():
+        require_cuda(name, values)
+        assert values.shape == (B, SHAPE.width)
 
 
 @pytest.mark.parametrize("sampled", [False, True])

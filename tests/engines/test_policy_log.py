@@ -9,11 +9,12 @@ import pytest
 from log_lines import Lines
 
 from eagle_plugin.core.shape import PLAIN, Shape
-from eagle_plugin.policy.chooser import ServedRound, ShapeChooser
+from eagle_plugin.policy.chooser import ShapeChooser
 from eagle_plugin.policy.costs import CostModel, Costs, Curve, Forward
 from eagle_plugin.policy.log import LogSecondsError, PolicyLog, log_seconds, sentence, without_policy
 from eagle_plugin.policy.policy import Policy
 from eagle_plugin.policy.report import MARK, Expected, PolicyReport, ShapeTotals, present_choice
+from eagle_plugin.policy.served_rounds import ServedRound
 
 CAPS = Shape(2, 2, 4)
 FORWARD = Forward(Curve.of([(1, 0.01), (64, 0.02)]))

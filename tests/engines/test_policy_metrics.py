@@ -7,12 +7,13 @@ from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
 
 from eagle_plugin.common.metric_registry import forget
 from eagle_plugin.core.shape import PLAIN, Shape
-from eagle_plugin.policy.chooser import ServedRound, ShapeChooser
+from eagle_plugin.policy.chooser import ShapeChooser
 from eagle_plugin.policy.costs import PHASES, CostModel, Costs, Curve, Forward
 from eagle_plugin.policy.metric_table import POLICY
 from eagle_plugin.policy.metrics import PolicyMetrics, families
 from eagle_plugin.policy.policy import Policy
 from eagle_plugin.policy.prediction_errors import BOUNDS
+from eagle_plugin.policy.served_rounds import ServedRound
 
 CAPS = Shape(2, 2, 4)
 FORWARD = Forward(Curve.of([(1, 0.01), (64, 0.02)]))

@@ -92,13 +92,20 @@ def test_the_policy_chooses() -> None:
     asked = []
 
     class Asked(Recorder):
-        def choose(self, b, prefix_tokens, allowed=None, deferred=0):  # type: ignore[no-untyped-def]
-            asked.append((b, prefix_tokens, allowed, deferred))
+        def choose(self, b, prefix_tokens, allowed=None, deferred=0, drafting=None):  # type: ignore[no-untyped-def]
+            asked.append((b, prefix_tokens, allowed, deferred, drafting))
             return CHAIN
 
     allowed = frozenset({PLAIN, CHAIN})
     assert ShapeChooser(CAPS, Asked()).choose(3, 70, allowed, deferred=5) == CHAIN
-    assert asked == [(3, 70, allowed, 5)]
+    assert ShapeChooser(CAPS, Asked()).choose(3, 70, drafting=2) == CHAIN
+    assert asked == [(3, 70, allowed, 5, 3), (3, 70, None, 0, 2)]
+
+
+def test_a_round_for_nobody_is_plain() -> None:
+    """Where no request has drafts, whatever chooses."""
+    for chooser in (ShapeChooser(CAPS, Recorder()), ShapeChooser(CAPS, None), ShapeChooser(CAPS, None, [PLAIN, CAPS])):
+        assert {chooser.choose(4, 100, drafting=0) for _ in range(20)} == {PLAIN}
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -190,6 +197,23 @@ def test_requests_that_ended_meanwhile_do_not_count() -> None:
     chooser.observe(served, [1, 0])
     chooser.observe(served, [])
     assert policy.told == [("accepted", CAPS, 2, [1, 0, 0])]
+
+
+def test_requests_without_drafts_teach_nothing() -> None:
+    """The policy hears of the others alone; what was served counts all."""
+    policy = Recorder()
+    chooser = ShapeChooser(CAPS, policy)
+    drafts = drafts_of(CAPS, 4)
+    served = chooser.launched(CAPS, 4, 100, drafts, drafting=[1, 3])
+    chooser.observe(served, [0, 3, 0, 1], [3, 1])
+    assert drafts.scores is not None
+    sums = PathSums(CAPS, policy.shapes, "cpu")
+    wanted = sums.by_shape(sums(drafts.scores[[1, 3]]))
+    assert policy.told == [("sums", CAPS, 2, wanted), ("accepted", CAPS, 2, [2, 1, 1])]
+    assert chooser.totals[CAPS].rounds == 4 and chooser.totals[CAPS].tokens == 8
+    policy.told.clear()
+    chooser.observe(chooser.launched(CAPS, 4, 100, drafts, drafting=[]), [0, 0, 0, 0], [])
+    assert policy.told == [] and chooser.totals[CAPS].rounds == 8
 
 
 def test_plain_rounds_tell_nothing_of_drafts() -> None:

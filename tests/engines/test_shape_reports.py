@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from eagle_plugin.core.shape import PLAIN, Shape
-from eagle_plugin.policy.chooser import ServedRound, ShapeChooser
+from eagle_plugin.policy.chooser import ShapeChooser
 from eagle_plugin.policy.costs import CostModel, Costs, Curve, Forward
 from eagle_plugin.policy.policy import Policy
 from eagle_plugin.policy.report import ShapeTotals
+from eagle_plugin.policy.served_rounds import ServedRound
 from eagle_plugin.policy.survival import typical_sums
 from eagle_plugin.runtime.round import Drafts
 

@@ -86,6 +86,23 @@ def test_chain_tree_and_off_are_each_best_somewhere(
     assert world.rate(policy.present, b) > 1.02 * max(world.rate(shape, b) for shape in others)
 
 
+def test_requests_without_drafts_yield_one_token() -> None:
+    """They cost as much as those with drafts: where few have some, none pay."""
+    policy, world = new_policy(device(32)), World(device(32), HIGH)
+    world.serve(policy, 24, 500)
+    expected, seconds = policy.survival.expected(), policy.costs.seconds(policy.shapes, 24, 0)
+    for drafting in (24, 8, 1):
+        for shape, rate in policy.rates(24, 0, drafting=drafting).items():
+            assert rate == pytest.approx((24 + drafting * expected[shape]) / seconds[shape])
+    chosen = []
+    for drafting in (24, 12, 1, 24):
+        assert policy.is_due(24, None, drafting) or not chosen  # at once
+        policy.choose(24, 0, drafting=drafting)
+        assert not policy.is_due(24, None, drafting)
+        chosen.append(policy.present)
+    assert chosen == [Shape.chain(1), PLAIN, PLAIN, Shape.chain(1)]
+
+
 def test_long_prefixes_count() -> None:
     """The target's time is then that of its keys, so that drafted rows are nearly free."""
     policy, world = new_policy(device(64)), World(device(64), HIGH)

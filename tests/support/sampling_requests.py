@@ -77,12 +77,14 @@ def ask(
     return post(server, "/generate", body)
 
 
-def draw(server: Server, settings: Sequence[dict[str, Any]], count: int, length: int = 4) -> list[NDArray[np.int64]]:
-    """`count` continuations [count, length] of PROMPT for each setting, the settings taking turns in the batches."""
+def draw(
+    server: Server, settings: Sequence[dict[str, Any]], count: int, length: int = 4, prompt: str = PROMPT
+) -> list[NDArray[np.int64]]:
+    """`count` continuations [count, length] of a prompt for each setting, the settings taking turns in the batches."""
     turns = [setting | {"max_new_tokens": length} for _ in range(count) for setting in settings]
     answers = []
     for first in range(0, len(turns), AT_ONCE):
         part = turns[first : first + AT_ONCE]
-        answers += ask(server, [PROMPT] * len(part), part)
+        answers += ask(server, [prompt] * len(part), part)
     tokens = np.array([answer["output_ids"] for answer in answers], dtype=np.int64)
     return [tokens[i :: len(settings)] for i in range(len(settings))]

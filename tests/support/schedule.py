@@ -18,7 +18,7 @@ VLLM_ENVIRONMENT = "test_vllm_environment.py"
 SHARED = {
     f"engines/sglang/test_{name}.py": group
     for group, names in {
-        "sglang requests": ("grammar", "logprobs", "metrics", "parameters"),
+        "sglang requests": ("by_request", "grammar", "logprobs", "metrics", "parameters"),
         "sglang draws": ("sampling", "seeds"),
     }.items()
     for name in names

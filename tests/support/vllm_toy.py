@@ -24,6 +24,7 @@ from eagle_plugin.vllm.drafter import TreeProposer
 from eagle_plugin.vllm.head_forwards import DraftBatch
 from eagle_plugin.vllm.linear_step import LinearStep
 from eagle_plugin.vllm.masked_rows import HeadRows
+from eagle_plugin.vllm.request_fields import AskedSources
 from eagle_plugin.vllm.runner import TreeModelRunner
 from eagle_plugin.vllm.sampling import RequestDraws
 from eagle_plugin.vllm.shapes import RoundShapes
@@ -92,6 +93,7 @@ class ToyRunner:
             _copy_valid_sampled_token_count=lambda *_: None,
             _draws=RequestDraws(V, CPU, 0),
             _draft_clock=SimpleNamespace(time=lambda _, call: call(), time_reading=lambda _, call: call()),
+            _asked=AskedSources(CPU, chains=False),
             _has_reasoner=False,
             _deferred=DeferredTokens(BLOCK),
             _shapes=RoundShapes(ShapeChooser(SHAPE, None)),

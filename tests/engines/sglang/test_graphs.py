@@ -25,9 +25,10 @@ from toy_engine import COLUMNS, DRAFT_V, ROWS, SHAPE, TABLE, Drafter, H, Paralle
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.core.verify import Accepted
 from eagle_plugin.kernels.accepted_path import AcceptedPath
-from eagle_plugin.policy.chooser import ServedRound, ShapeChooser, buffers_of
+from eagle_plugin.policy.chooser import ShapeChooser, buffers_of
 from eagle_plugin.policy.costs import CostModel
 from eagle_plugin.policy.policy import Policy
+from eagle_plugin.policy.served_rounds import ServedRound
 from eagle_plugin.policy.shapes import captured_shapes
 from eagle_plugin.runtime.graph_emulator import CaptureError, EmulatedCapturer, recording_launches
 from eagle_plugin.runtime.rng import KeyTable

@@ -16,9 +16,10 @@ pytest.importorskip("sglang")
 from eagle_plugin.bench.servers import Server
 from eagle_plugin.common.metric_registry import forget
 from eagle_plugin.core.shape import PLAIN, Shape
-from eagle_plugin.policy.chooser import ServedRound, ShapeChooser
+from eagle_plugin.policy.chooser import ShapeChooser
 from eagle_plugin.policy.log import PolicyLog
 from eagle_plugin.policy.report import shape_of
+from eagle_plugin.policy.served_rounds import ServedRound
 from eagle_plugin.runtime.round_metrics import REJECTED_ROUNDS, RejectionWatch
 from eagle_plugin.sglang.metrics import RoundCounter
 from eagle_plugin.sglang.round_result import RoundResult
@@ -82,6 +83,7 @@ def read_round(
     ended: tuple[int, ...] = (),
     retracted: tuple[int, ...] = (),
     metrics: bool = True,
+    drafting: list[int] | None = None,
 ) -> None:
     """What the scheduler's result processor does with the round of a batch; `ended` and `retracted` are requests."""
 
@@ -99,7 +101,9 @@ def read_round(
         metrics_collector=SimpleNamespace(labels={"model_name": "m", "rank": 0}),
     )
     shape = PLAIN if nodes == 1 else Shape(steps=3, topk=2, width=nodes)
-    result = RoundResult(speculative_num_draft_tokens=nodes, served=ServedRound(shape, len(kept), 10))
+    result = RoundResult(
+        speculative_num_draft_tokens=nodes, served=ServedRound(shape, len(kept), 10, drafting=drafting)
+    )
     processor, batch = SimpleNamespace(metrics_reporter=reporter), SimpleNamespace(reqs=requests)
     assert counter(original, processor, result, batch) == "tokens"
 
@@ -119,6 +123,18 @@ def test_which_rounds_count() -> None:
     assert value("accept_length_count") == 3
     assert value("shape_rounds_total", shape="3/2/8") == 3 and value("shape_tokens_total", shape="3/2/8") == 6
     assert value("shape_rounds_total", shape="0/1/1") == value("shape_tokens_total", shape="0/1/1") == 2
+    forget()
+
+
+def test_requests_without_drafts_are_in_no_count_of_trees() -> None:
+    counter = make_counter()
+    read_round(counter, [2, 0, 3, 0], nodes=8, ended=(2,), drafting=[0, 2])
+
+    def value(name: str, **more: str) -> float | None:
+        return REGISTRY.get_sample_value(f"eagle_plugin:{name}", {"model_name": "m", "rank": "0"} | more)
+
+    assert (value("verify_rounds_total"), value("accepted_tokens_total"), value("drafted_tokens_total")) == (1, 2, 7)
+    assert value("shape_rounds_total", shape="3/2/8") == 3 and value("shape_tokens_total", shape="3/2/8") == 5
     forget()
 
 

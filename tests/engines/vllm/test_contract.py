@@ -72,7 +72,7 @@ def test_rounds_are_read_where_they_are_watched() -> None:
     names = {"num_draft_tokens", "num_accepted_tokens", "request_id"}
     assert names < set(parameters(getattr(counted, plugin._MARK, counted)))
     (call,) = calls(Scheduler.update_from_output, "make_spec_decoding_stats")
-    assert all(f"{name}=" in call for name in names)
+    assert all(f"{name}=" in call for name in names) and "(spec_decoding_stats, " in call
     assert assignments(Scheduler.update_from_output, "num_accepted")
     assert "thinking_token_budget" in SamplingParams.__struct_fields__
 

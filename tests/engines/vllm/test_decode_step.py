@@ -20,9 +20,10 @@ from vllm_toy import BLOCK, BLOCKS_EACH, DRAFT_V, REQUESTS, SHAPE, H, Head, ToyR
 
 from eagle_plugin.core.shape import PLAIN, Shape
 from eagle_plugin.core.verify import Accepted
-from eagle_plugin.policy.chooser import ServedRound, ShapeChooser, buffers_of
+from eagle_plugin.policy.chooser import ShapeChooser, buffers_of
 from eagle_plugin.policy.costs import CostModel
 from eagle_plugin.policy.policy import Policy
+from eagle_plugin.policy.served_rounds import ServedRound
 from eagle_plugin.policy.shapes import captured_shapes
 from eagle_plugin.runtime.graph_emulator import CaptureError, EmulatedCapturer, recording_launches
 from eagle_plugin.runtime.parallel_levels import HeadLevels, MaskRow

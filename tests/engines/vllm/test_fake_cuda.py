@@ -46,6 +46,7 @@ from eagle_plugin.vllm.deferred_extend import DeferredTokens, PlainRows
 from eagle_plugin.vllm.head_forwards import DraftBatch, ExtendBatch
 from eagle_plugin.vllm.linear_attention import LinearLayers, LinearMetadata
 from eagle_plugin.vllm.logits import MinimalLength, node_rows
+from eagle_plugin.vllm.request_fields import AskedSources
 from eagle_plugin.vllm.runner import TreeModelRunner
 from eagle_plugin.vllm.sampling import RequestDraws, sampling_params
 from eagle_plugin.vllm.shapes import RoundShapes
@@ -148,6 +149,7 @@ def step_runner() -> Any:
         discard_request_mask=SimpleNamespace(gpu=nothing[:B] > 0, np=np.zeros(B, dtype=bool)),
         max_num_tokens=64,
         use_async_scheduling=True,
+        _asked=AskedSources(CUDA, chains=False),
         _caps=SHAPE,
         _copy_valid_sampled_token_count=lambda *_: None,
         _draws=RequestDraws(VOCABULARY, CUDA, 0),

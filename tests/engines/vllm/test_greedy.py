@@ -27,7 +27,8 @@ from vllm_engines import (
 from vllm_greedy import Reference, make_prompts, write_heads, write_target
 
 from eagle_plugin.core.shape import PLAIN, Shape
-from eagle_plugin.policy.chooser import ServedRound, ShapeChooser
+from eagle_plugin.policy.chooser import ShapeChooser
+from eagle_plugin.policy.served_rounds import ServedRound
 from eagle_plugin.policy.shapes import shapes_within
 from eagle_plugin.runtime import deferred_limit
 from eagle_plugin.runtime.round import Drafts

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from vllm_engines import counters, engine, generate, runner
 from vllm_greedy import GreedyModels, make_prompts, write_models
+from vllm_mixed import check_mixed
 
 TREES: dict[str, Any] = {"depth": 4, "topk": 3, "nodes": 16}
 # What a request says twice, so that much is looked up from its first round on.
@@ -52,6 +53,7 @@ def test_greedy_text(
         assert proposed > 100 and 0 < accepted <= proposed
         check_sequences(sequences_of(rows), models.expected)
         assert len(rows._rows) <= 8, "a request that ended keeps its row"
+        check_mixed(llm, PROMPTS, models.expected)
 
 
 def sequences_of(rows: Any) -> list[list[int]]:

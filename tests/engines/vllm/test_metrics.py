@@ -158,21 +158,25 @@ def test_rejected_drafts_are_told_once(
 def test_which_rounds_are_watched() -> None:
     """Not those of requests that get one token per round by design, nor those of vLLM's own drafter."""
 
-    def reject(rounds: int, budget: int | None, speculative: Any, drafted: int = 7) -> Any:
-        request = SimpleNamespace(sampling_params=SimpleNamespace(thinking_token_budget=budget))
+    def reject(rounds: int, budget: int | None, speculative: Any, drafted: int = 7, asked: Any = None) -> Any:
+        sampling = SimpleNamespace(thinking_token_budget=budget, extra_args={"eagle_plugin": asked})
+        request = SimpleNamespace(sampling_params=sampling, spec_decode_metrics="theirs")
         scheduler = SimpleNamespace(
             vllm_config=SimpleNamespace(speculative_config=speculative, model_config=SimpleNamespace(model="target")),
             requests={"a": request},
         )
         for _ in range(rounds):
             counts = {"num_draft_tokens": drafted, "num_accepted_tokens": 0, "request_id": "a"}
-            assert watch_rounds(lambda self, stats, **named: (stats, named), scheduler, "stats", **counts) == (
-                "stats",
-                counts,
-            )
+            found = watch_rounds(lambda self, stats, **named: (stats, named), scheduler, "stats", **counts)
+            if asked == {"draft": False}:  # nobody counts it
+                assert found == "stats" and request.spec_decode_metrics is None
+            else:
+                assert found == ("stats", counts) and request.spec_decode_metrics == "theirs"
         return getattr(scheduler, "_eagle_plugin_watch", None)
 
     ours = SimpleNamespace(model="head")
     set_plugin_config(ours, PluginConfig(Shape(3, 2, 8)))
     assert reject(3, None, ours) is not None
+    assert reject(3, None, ours, asked={"sources": ["head"]}) is not None
+    assert reject(3, None, ours, asked={"draft": False}) is None
     assert reject(3, 10, ours) is reject(3, None, ours, drafted=0) is reject(3, None, SimpleNamespace()) is None

@@ -14,10 +14,11 @@ from log_lines import Lines
 from prometheus_client import CollectorRegistry
 
 from eagle_plugin.core.shape import Shape
-from eagle_plugin.policy.chooser import ServedRound, ShapeChooser
+from eagle_plugin.policy.chooser import ShapeChooser
 from eagle_plugin.policy.costs import CostModel, Costs, Curve, Forward
 from eagle_plugin.policy.policy import Policy
 from eagle_plugin.policy.report import PolicyReport
+from eagle_plugin.policy.served_rounds import ServedRound
 from eagle_plugin.vllm.plugin_config import PluginConfig, set_plugin_config
 from eagle_plugin.vllm.policy_reports import PolicyReporter, ReportCollector, make_report_folder, report_of
 

@@ -15,7 +15,8 @@ from vllm_engines import AlwaysPlain, chosen_by, counters, engine, generate, run
 from vllm_greedy import VOCAB, write_blurred_head, write_target
 
 from eagle_plugin.core.shape import Shape
-from eagle_plugin.policy.chooser import ServedRound, ShapeChooser
+from eagle_plugin.policy.chooser import ShapeChooser
+from eagle_plugin.policy.served_rounds import ServedRound
 from eagle_plugin.runtime.round import Drafts
 from eagle_plugin.vllm.deferred_extend import DeferredRows
 

@@ -71,6 +71,20 @@ def test_sampled_text_has_the_distribution_of_plain_decoding(plugin: LLM, expect
     assert (drawn[-1] == expected[-1]).all()
 
 
+@pytest.mark.matrix
+def test_requests_without_drafts(
+    plugin: LLM, expected: list[NDArray[np.int64]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside others with drafts; the control is a verifier that is broken for both."""
+    off = {"extra_args": {"eagle_plugin": {"draft": False}}}
+    settings = [SAMPLING[1] | off, SAMPLING[1], SAMPLING[3] | off]
+    for ours, number in zip(draw(plugin, settings, REQUESTS), (1, 1, 3), strict=True):
+        assert min(p_values(ours, expected[number]).values()) > LEAST_P
+    monkeypatch.setattr(accept, "verify_tree", broken_verifier.FAULTS["temperature one"])
+    found = p_values(draw(plugin, settings[:2], REQUESTS)[0], expected[1])
+    assert min(found.values()) < LEAST_P**2, found
+
+
 @pytest.mark.parametrize("setting", SAMPLING)
 def test_drafts_are_accepted_under_every_setting(setting: dict[str, Any], plugin: LLM) -> None:
     """Were they not, the test above would say little about trees."""

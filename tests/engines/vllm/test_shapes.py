@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from eagle_plugin.core.shape import PLAIN, Shape
-from eagle_plugin.policy.chooser import ServedRound, ShapeChooser
+from eagle_plugin.policy.chooser import ShapeChooser
+from eagle_plugin.policy.served_rounds import ServedRound
 from eagle_plugin.runtime.round import Drafts
 from eagle_plugin.vllm.batch import DraftStore, RoundBatch
 from eagle_plugin.vllm.shapes import RoundShapes
@@ -26,11 +27,13 @@ class Heard(ShapeChooser):
         self.calls: list[tuple[Any, ...]] = []
         self.tokens: list[tuple[int, int]] = []
         self.pending: list[int] = []
+        self.drafting: list[Any] = []  # in the order of the calls
         self.next = CAPS
 
-    def choose(self, b: int, keys: int, allowed: Any = None, pending: int = 0) -> Shape:
+    def choose(self, b: int, keys: int, allowed: Any = None, pending: int = 0, drafting: int | None = None) -> Shape:
         self.calls.append(("choose", b, keys))
         self.pending.append(pending)
+        self.drafting.append(drafting)
         return self.next
 
     def begin(self, shape: Shape, b: int, keys: int) -> None:
@@ -39,15 +42,19 @@ class Heard(ShapeChooser):
     def pause(self) -> None:
         self.calls.append(("pause",))
 
-    def launched(self, shape: Shape, b: int, keys: int, drafts: Drafts, sum_up: Any = None) -> ServedRound:
+    def launched(
+        self, shape: Shape, b: int, keys: int, drafts: Drafts, sum_up: Any = None, drafting: Any = None
+    ) -> ServedRound:
         self.calls.append(("launched", shape, b, keys, drafts.scores is not None))
+        self.drafting.append(drafting)
         return ServedRound(shape, b, keys)
 
     def observe_tokens(self, prompt: int, output: int) -> None:
         self.tokens.append((prompt, output))
 
-    def observe(self, served: ServedRound, kept: Any) -> None:
+    def observe(self, served: ServedRound, kept: Any, drafted: Any = None) -> None:
         self.calls.append(("observe", served, list(kept)))
+        self.drafting.append(drafted)
 
 
 class Worker:
@@ -130,6 +137,20 @@ def test_what_the_head_has_to_read_is_told_per_request(worker: Worker) -> None:
     assert worker.heard.pending[-1] == 34
 
 
+def test_requests_without_drafts_are_told_apart() -> None:
+    """Of three the second has none; the first misses the step."""
+    worker = Worker()
+    batch = worker.schedule("abc", [0, 0, 0], [2, 3, 4])
+    shape = worker.shapes.choose(batch, drafting=2)
+    drafts = Drafts.plain(torch.zeros(3), shape.width)._replace(shape=shape)
+    worker.shapes.launched(batch, drafts, True, drafting=[0, 2])
+    worker.store.put(list("abc"), drafts)
+    batch = RoundBatch.read(np.array([3, 3]), np.array([4, 4]), list("bc"), torch.zeros(2).long(), worker.store)
+    worker.shapes.scheduled(batch, 50, 0, [1])
+    worker.shapes.observe([1, 3])
+    assert worker.calls()[-1][2] == [0, 2] and worker.heard.drafting == [2, [0, 2], [2]]
+
+
 def test_a_request_that_ended_stops_the_clock_and_the_others_are_observed(worker: Worker) -> None:
     worker.schedule("b", [3], [4])
     worker.shapes.observe([2])
@@ -202,9 +223,9 @@ class Counted(ShapeChooser):
         super().__init__(CAPS, None, shapes)
         self.allowed: list[Any] = []
 
-    def choose(self, b: int, prefix_tokens: int, allowed: Any = None, deferred: int = 0) -> Shape:
+    def choose(self, b: int, prefix_tokens: int, allowed: Any = None, *more: Any) -> Shape:
         self.allowed.append(allowed)
-        return super().choose(b, prefix_tokens, allowed, deferred)
+        return super().choose(b, prefix_tokens, allowed, *more)
 
 
 def test_limits_by_the_size_of_the_batch() -> None:
@@ -222,4 +243,5 @@ def test_limits_by_the_size_of_the_batch() -> None:
     assert chooser.allowed[1] is chooser.allowed[3]  # the policy sees that they are the same
     fixed = RoundShapes(ShapeChooser(CAPS, None), limits)
     assert [fixed.choose(batch) for batch in batches] == [CAPS, SMALL, PLAIN, SMALL]
+    assert [fixed.choose(batch, drafting=0) for batch in batches] == [PLAIN] * 4
     assert [RoundShapes(ShapeChooser(CAPS, None)).choose(batch) for batch in batches] == [CAPS] * 4

@@ -23,6 +23,7 @@ from eagle_plugin.vllm.accepted_tokens import CacheGroup
 from eagle_plugin.vllm.attention import TreeMetadata
 from eagle_plugin.vllm.batch import DraftStore, root_drafts
 from eagle_plugin.vllm.deferred_extend import DeferredTokens
+from eagle_plugin.vllm.request_fields import AskedSources
 from eagle_plugin.vllm.shapes import RoundShapes
 from eagle_plugin.vllm.v2_runner import V2TreeModelRunner
 from eagle_plugin.vllm.verifier import TreeVerifier
@@ -109,6 +110,7 @@ def runner(asked: Any, library: FakeLibrary) -> Any:
         num_speculative_steps=SHAPE.width - 1,
         max_num_tokens=64,
         use_async_scheduling=True,
+        _asked=AskedSources(CUDA, chains=False),
         _caps=SHAPE,
         _deferred=DeferredTokens(16),
         _draft_clock=SimpleNamespace(time=lambda _, call: call(), time_reading=lambda _, call: call()),
