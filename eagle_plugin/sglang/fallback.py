@@ -45,6 +45,8 @@ def fall_back(worker: Any) -> None:
 
 def _restore(worker: Any) -> None:
     target, drafter = worker.target_worker, worker.draft_worker
+    if drafter.levels.block is not None:
+        raise UserError("it is no class below ours for block drafters")
     runner, draft_runner = target.model_runner, drafter.draft_runner
     # And with them the graphs.
     for name in ("_round", "_reader", "_verifier", "_keys", "_sampler", "_ranks", "_shared", "shapes"):

@@ -16,6 +16,7 @@ from functools import cache
 from typing import Any
 
 from eagle_plugin.core.shape import MAX_WIDTH
+from eagle_plugin.heads.block_config import ALGORITHM
 from eagle_plugin.heads.files import HeadError
 from eagle_plugin.kernels import loader
 from eagle_plugin.runtime.gpu import Gpu, unsupported_gpu
@@ -23,6 +24,12 @@ from eagle_plugin.runtime.round_metrics import RejectionWatch
 from eagle_plugin.runtime.startup import LEFT, StartRefused, engine_serves, plugin_serves
 from eagle_plugin.runtime.synthetic import WARNING, source_of
 from eagle_plugin.sglang.adapters import unsupported_adapters
+from eagle_plugin.sglang.block_support import (
+    served_heads,
+    unsupported_block_flags,
+    unsupported_block_target,
+    worker_class,
+)
 from eagle_plugin.sglang.caches import NAMES, cache_dtypes, unsupported_cache
 from eagle_plugin.sglang.parallel_support import unsupported_flags_beside, unsupported_models_beside
 from eagle_plugin.sglang.ranks import rank_logger
@@ -160,8 +167,9 @@ def unsupported_models(target_runner: Any, draft_architecture: str) -> list[str]
         reasons.append(f"target {name}: linear-attention and state-space layers are not served yet")
     if config.is_encoder_decoder:
         reasons.append(f"target {name}: encoder-decoder models are not served")
-    if draft_architecture not in HEAD_ARCHITECTURES:
-        reasons.append(f"draft head {draft_architecture}: not one of {', '.join(HEAD_ARCHITECTURES)}")
+    heads = served_heads(target_runner.spec_algorithm.name, HEAD_ARCHITECTURES)
+    if draft_architecture not in heads:
+        reasons.append(f"draft head {draft_architecture}: not one of {', '.join(heads)}")
     if type(target_runner.sampler).__name__ != "Sampler":
         reasons.append(f"sampler {type(target_runner.sampler).__name__}: only SGLang's own sampler is served")
     reasons += _unsupported_attention(target_runner.model, name)
@@ -249,11 +257,10 @@ def worker_factory(algorithm: str, engine_worker: type) -> Callable[..., Any]:
             log.warning(engine_serves(algorithm, "SGLang", reasons))
             return engine_worker(**arguments)
         from eagle_plugin.sglang import eagle3_model, finish, metrics
-        from eagle_plugin.sglang.worker import TreeWorker
 
         eagle3_model.register()
         try:
-            worker = TreeWorker(**arguments)
+            worker = worker_class(algorithm)(**arguments)
         except HeadError as error:  # of a head on a model hub: those in folders were checked by the launcher
             raise StartRefused(error) from None
 
@@ -281,20 +288,23 @@ def unsupported_reasons(server_args: Any, target_runner: Any) -> list[str]:
     """Why our worker does not support this server; empty when it does."""
     from sglang.srt.arg_groups.model_override_base import resolved_view
 
-    reasons = unsupported_flags(resolved_view(server_args))
+    arguments = resolved_view(server_args)
+    reasons = unsupported_flags(arguments) + unsupported_block_flags(arguments, server_args)
     if left := os.environ.get(LEFT):  # of the launcher's check
         reasons.append(left)
     draft_config = target_runner.spec_aux_config.draft_model_config
     reasons += unsupported_cache(target_runner)
     reasons += unsupported_models(target_runner, draft_config.hf_config.architectures[0])
-    reasons += unsupported_windows(target_runner, resolved_view(server_args))
-    reasons += unsupported_states(target_runner, resolved_view(server_args))
+    reasons += unsupported_windows(target_runner, arguments)
+    reasons += unsupported_states(target_runner, arguments)
     reasons += unsupported_adapters(target_runner)
-    reasons += unsupported_models_beside(resolved_view(server_args), target_runner, draft_config)
+    reasons += unsupported_models_beside(arguments, target_runner, draft_config)
+    if arguments.speculative_algorithm == ALGORITHM:
+        reasons += unsupported_block_target(target_runner)
     if not reasons and target_runner.device == "cuda":
         from eagle_plugin.sglang.selftest import agree
 
         head_dims = [target_runner.model_config.head_dim, draft_config.head_dim]
-        caches = cache_dtypes(target_runner, resolved_view(server_args))
+        caches = cache_dtypes(target_runner, arguments)
         reasons += agree(unsupported_gpu(Gpu.current(), head_dims, caches))  # of all ranks
     return reasons

@@ -1,0 +1,73 @@
+"""Decides whether our worker serves a block drafter (DFlash) with a target and flags; fewer of them than with heads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from eagle_plugin.core.shape import MAX_WIDTH, Shape
+from eagle_plugin.heads.block_config import ALGORITHM, ARCHITECTURE
+from eagle_plugin.sglang.block_flags import block_shape
+
+_NOT_YET = "it is not served with block drafters yet"
+
+
+def unsupported_block_flags(arguments: Any, server_args: Any) -> list[str]:
+    """Why our worker does not serve block drafters with these resolved arguments; empty where it does.
+
+    server_args: the same as the user gave them.
+    """
+    if arguments.speculative_algorithm != ALGORITHM:
+        return []
+    reasons = []
+    for name, served in (
+        ("tp_size", (1,)),
+        ("attn_dp_size", (None, 1)),
+        ("speculative_draft_window_size", (None,)),
+        ("enable_lora", (None, False)),
+        ("lora_paths", (None, [], {})),
+    ):
+        if (value := getattr(arguments, name)) not in served:
+            reasons.append(f"--{name.replace('_', '-')} {value}: {_NOT_YET}")
+    steps, topk = server_args.speculative_num_steps, server_args.speculative_eagle_topk
+    if steps is not None and topk is not None and (steps - 1) * topk > MAX_WIDTH:
+        reasons.append(
+            f"--speculative-num-steps {steps} with --speculative-eagle-topk {topk}: (steps - 1) * topk may be at most "
+            f"{MAX_WIDTH}"
+        )
+    return reasons
+
+
+def unsupported_block_target(target_runner: Any) -> list[str]:
+    """Why our worker does not serve block drafters for this loaded target (an SGLang ``ModelRunner``)."""
+    from sglang.srt.configs.hybrid_arch import mambaish_config
+
+    config = target_runner.model_config
+    if mambaish_config(config) is None and not config.is_multimodal:
+        return []
+    return [f"target {config.hf_config.architectures[0]}: {_NOT_YET}"]
+
+
+def served_heads(algorithm: str, heads: tuple[str, ...]) -> tuple[str, ...]:
+    """The classes of draft heads that our worker serves; heads: those of EAGLE."""
+    return (ARCHITECTURE,) if algorithm == ALGORITHM else heads
+
+
+def caps_of(target_runner: Any) -> Shape:
+    """The caps of a server's trees, as far as they are known before our worker is made."""
+    from sglang.srt.runtime_context import get_spec
+
+    spec, draft = get_spec(), target_runner.spec_aux_config.draft_model_config
+    if spec.speculative_algorithm == ALGORITHM:
+        return block_shape(target_runner.server_args, spec.speculative_num_draft_tokens, draft.hf_config.to_dict())
+    return Shape(spec.speculative_num_steps, spec.speculative_eagle_topk, spec.speculative_num_draft_tokens)
+
+
+def worker_class(algorithm: str) -> type[Any]:
+    """Ours for an algorithm; it imports the engine's worker."""
+    if algorithm == ALGORITHM:
+        from eagle_plugin.sglang.block_worker import BlockWorker
+
+        return BlockWorker
+    from eagle_plugin.sglang.worker import TreeWorker
+
+    return TreeWorker
