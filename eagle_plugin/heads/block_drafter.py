@@ -27,16 +27,32 @@ class Engine(NamedTuple):
 
     name: str
     chosen: str  # what of its flags chooses block drafters
+    served: str  # with which flag it serves them
     tokens: str  # the flag of the drafted tokens
     counted: int  # of the block's tokens the flag does not count so many
     reads_tables: bool  # whether its class reads an embedding, an output layer and a draft vocabulary of the drafter
     reads_speculators: bool  # whether it reads the config.json of speculators
 
 
-VLLM = Engine("vLLM", f"--speculative-config has method {METHOD}", "num_speculative_tokens", 1, True, True)
-SGLANG = Engine(
-    "SGLang", f"--speculative-algorithm is {ALGORITHM}", "--speculative-num-draft-tokens", 0, False, False
+VLLM = Engine(
+    name="vLLM",
+    chosen=f"--speculative-config has method {METHOD}",
+    served=f'"method": "{METHOD}" in --speculative-config',
+    tokens="num_speculative_tokens",
+    counted=1,
+    reads_tables=True,
+    reads_speculators=True,
 )
+SGLANG = Engine(
+    name="SGLang",
+    chosen=f"--speculative-algorithm is {ALGORITHM}",
+    served=f"--speculative-algorithm {ALGORITHM}",
+    tokens="--speculative-num-draft-tokens",
+    counted=0,
+    reads_tables=False,
+    reads_speculators=False,
+)
+ENGINES = (VLLM, SGLANG)
 
 
 class BlockInfo(NamedTuple):

@@ -67,6 +67,10 @@ class BlockDrafter(TreeDrafter):
         """The drafter's, by the name that the engine reads of its own worker for block drafters."""
         return self.draft_runner
 
+    def relayed(self, info: DFlashDraftInputV2) -> DraftState:
+        """The root alone: of its empty fields SGLang does not take the requests that have ended."""
+        return DraftState(nothing_listed(len(info.bonus_tokens), info.bonus_tokens.device), info.bonus_tokens.long())
+
     def carried(self, state: DraftState, new_lens: Tensor) -> DFlashDraftInputV2:
         """What the engine carries to the next round of requests with these lengths."""
         return make_draft_input_v2(bonus_tokens=state.roots, new_seq_lens=new_lens)

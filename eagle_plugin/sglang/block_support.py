@@ -37,19 +37,19 @@ def unsupported_block_flags(arguments: Any, server_args: Any) -> list[str]:
     return reasons
 
 
-def unsupported_block_target(target_runner: Any) -> list[str]:
-    """Why our worker does not serve block drafters for this loaded target (an SGLang ``ModelRunner``)."""
+def unsupported_block_drafters(arguments: Any, server_args: Any, target_runner: Any) -> list[str]:
+    """The same, and why not with this loaded target (an SGLang ``ModelRunner``) and drafter."""
+    if arguments.speculative_algorithm != ALGORITHM:
+        return []
     from sglang.srt.configs.hybrid_arch import mambaish_config
 
-    config = target_runner.model_config
-    if mambaish_config(config) is None and not config.is_multimodal:
-        return []
-    return [f"target {config.hf_config.architectures[0]}: {_NOT_YET}"]
-
-
-def served_heads(algorithm: str, heads: tuple[str, ...]) -> tuple[str, ...]:
-    """The classes of draft heads that our worker serves; heads: those of EAGLE."""
-    return (ARCHITECTURE,) if algorithm == ALGORITHM else heads
+    reasons, config = unsupported_block_flags(arguments, server_args), target_runner.model_config
+    head = target_runner.spec_aux_config.draft_model_config.hf_config.architectures[0]
+    if head != ARCHITECTURE:
+        reasons.append(f"block drafter {head}: only {ARCHITECTURE} is served yet")
+    if mambaish_config(config) is not None or config.is_multimodal:
+        reasons.append(f"target {config.hf_config.architectures[0]}: {_NOT_YET}")
+    return reasons
 
 
 def caps_of(target_runner: Any) -> Shape:

@@ -54,11 +54,6 @@ class DraftState(NamedTuple):
     head: HeadState
     roots: Tensor  # [b] int64: the last committed tokens
 
-    @classmethod
-    def relayed(cls, info: EagleDraftInput) -> DraftState:
-        """What the engine carries from round to round; its topk_p are log probabilities here."""
-        return cls(HeadState(TopM(info.topk_p, info.topk_index), info.hidden_states), info.bonus_tokens.long())
-
 
 class TreeDrafter(EagleDraftWorker):
     """The engine's draft worker (weights, pools, the prefill pass) with our drafting in a decode round."""
@@ -95,8 +90,12 @@ class TreeDrafter(EagleDraftWorker):
         mapped = self.hot_token_id
         return int(self.draft_runner.model_config.vocab_size if mapped is None else len(mapped))
 
+    def relayed(self, info: Any) -> DraftState:
+        """What the engine has carried from the round before, in one of `carried` or of a prefill."""
+        return DraftState(HeadState(TopM(info.topk_p, info.topk_index), info.hidden_states), info.bonus_tokens.long())
+
     def carried(self, state: DraftState, new_lens: Tensor) -> Any:
-        """What the engine carries to the next round of requests with these lengths [b]."""
+        """What the engine carries to the next round of requests with these lengths [b]; topk_p are logarithms."""
         return EagleDraftInput(
             topk_p=state.head.top.logp,
             topk_index=state.head.top.tokens,

@@ -16,7 +16,7 @@ from functools import cache
 from typing import Any
 
 from eagle_plugin.core.shape import MAX_WIDTH
-from eagle_plugin.heads.block_config import ALGORITHM
+from eagle_plugin.heads.block_config import ARCHITECTURE
 from eagle_plugin.heads.files import HeadError
 from eagle_plugin.kernels import loader
 from eagle_plugin.runtime.gpu import Gpu, unsupported_gpu
@@ -24,12 +24,7 @@ from eagle_plugin.runtime.round_metrics import RejectionWatch
 from eagle_plugin.runtime.startup import LEFT, StartRefused, engine_serves, plugin_serves
 from eagle_plugin.runtime.synthetic import WARNING, source_of
 from eagle_plugin.sglang.adapters import unsupported_adapters
-from eagle_plugin.sglang.block_support import (
-    served_heads,
-    unsupported_block_flags,
-    unsupported_block_target,
-    worker_class,
-)
+from eagle_plugin.sglang.block_support import unsupported_block_drafters, worker_class
 from eagle_plugin.sglang.caches import NAMES, cache_dtypes, unsupported_cache
 from eagle_plugin.sglang.parallel_support import unsupported_flags_beside, unsupported_models_beside
 from eagle_plugin.sglang.ranks import rank_logger
@@ -167,9 +162,9 @@ def unsupported_models(target_runner: Any, draft_architecture: str) -> list[str]
         reasons.append(f"target {name}: linear-attention and state-space layers are not served yet")
     if config.is_encoder_decoder:
         reasons.append(f"target {name}: encoder-decoder models are not served")
-    heads = served_heads(target_runner.spec_algorithm.name, HEAD_ARCHITECTURES)
-    if draft_architecture not in heads:
-        reasons.append(f"draft head {draft_architecture}: not one of {', '.join(heads)}")
+    served = (*HEAD_ARCHITECTURES, ARCHITECTURE)
+    if draft_architecture not in served:
+        reasons.append(f"draft head {draft_architecture}: not one of {', '.join(served)}")
     if type(target_runner.sampler).__name__ != "Sampler":
         reasons.append(f"sampler {type(target_runner.sampler).__name__}: only SGLang's own sampler is served")
     reasons += _unsupported_attention(target_runner.model, name)
@@ -289,7 +284,7 @@ def unsupported_reasons(server_args: Any, target_runner: Any) -> list[str]:
     from sglang.srt.arg_groups.model_override_base import resolved_view
 
     arguments = resolved_view(server_args)
-    reasons = unsupported_flags(arguments) + unsupported_block_flags(arguments, server_args)
+    reasons = unsupported_flags(arguments)
     if left := os.environ.get(LEFT):  # of the launcher's check
         reasons.append(left)
     draft_config = target_runner.spec_aux_config.draft_model_config
@@ -299,8 +294,7 @@ def unsupported_reasons(server_args: Any, target_runner: Any) -> list[str]:
     reasons += unsupported_states(target_runner, arguments)
     reasons += unsupported_adapters(target_runner)
     reasons += unsupported_models_beside(arguments, target_runner, draft_config)
-    if arguments.speculative_algorithm == ALGORITHM:
-        reasons += unsupported_block_target(target_runner)
+    reasons += unsupported_block_drafters(arguments, server_args, target_runner)
     if not reasons and target_runner.device == "cuda":
         from eagle_plugin.sglang.selftest import agree
 

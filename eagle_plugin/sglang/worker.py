@@ -232,7 +232,7 @@ class TreeWorker(EAGLEWorkerV2):
 
         longest: no request has more of them.
         """
-        state, deferred = DraftState.relayed(batch.spec_info), self._round.deferred
+        state, deferred = self._draft_worker.relayed(batch.spec_info), self._round.deferred
         if deferred is not None and longest and (longest >= deferred.most or shape != PLAIN):
             return deferred.read(batch, self._reader, self._draft_worker, state, longest)
         return state

@@ -13,8 +13,8 @@ from eagle_plugin.common.atomic_io import write_output
 from eagle_plugin.common.command_end import importing
 from eagle_plugin.common.command_line import Parser, print_table
 from eagle_plugin.common.progress import progress_bar
-from eagle_plugin.heads.block_config import ARCHITECTURE, METHOD, is_block_drafter
-from eagle_plugin.heads.block_drafter import describe_block
+from eagle_plugin.heads.block_config import ALGORITHM, ARCHITECTURE, METHOD, block_rows, is_block_drafter
+from eagle_plugin.heads.block_drafter import ENGINES, BlockInfo, Engine, block_warnings, describe_block
 from eagle_plugin.heads.checkpoint import HeadInfo, check_head
 from eagle_plugin.heads.files import HeadError, LeftToEngine, read_config
 from eagle_plugin.heads.kinds import HEADS, stored_algorithm
@@ -78,21 +78,25 @@ def _print_block_drafter(target: Path, head: Path, arguments: argparse.Namespace
     """The table of a block drafter, whose drafts nothing but an engine computes.
 
     Raises:
-        HeadError: vLLM does not serve it for this target; `LeftToEngine` where vLLM alone may.
+        HeadError: no engine that was asked for serves it for this target; `LeftToEngine` where the engine alone may.
     """
-    if arguments.engine == "sglang" or arguments.algorithm is not None:
+    if arguments.algorithm is not None:
         raise HeadError(
-            f"{head} is a block drafter, which the plugin serves in vLLM only; SGLang's own worker serves it with "
-            "--speculative-algorithm DFLASH, and eagle-plugin check --engine vllm judges it by vLLM's rules"
+            f"{head} is a block drafter, and --algorithm {arguments.algorithm} is for EAGLE heads; SGLang serves it with "
+            f"--speculative-algorithm {ALGORITHM}"
         )
-    info = describe_block(target, head)
+    found = {engine.name: _block_of(target, head, engine) for engine in ENGINES if _is_asked(engine, arguments.engine)}
+    described = [info for info in found.values() if not isinstance(info, HeadError)]
+    if not described:
+        raise next(error for error in found.values() if isinstance(error, HeadError))
+    info, tokens = described[0], (block_rows(read_config(head)) or 1) - 1
+    warnings = list(dict.fromkeys(line for e in ENGINES if e.name in found for line in block_warnings(head, tokens, e)))
     block = f"{info.block} tokens, of which {info.block - 1} are drafted" if info.block else "not in config.json"
     print_table(
         ("head", head),
         ("target", target),
         ("kind", f"{METHOD} (block drafter)"),
-        ("vLLM", f'"method": "{METHOD}" in --speculative-config'),
-        ("SGLang", "left to SGLang's own worker: the plugin serves block drafters in vLLM only"),
+        *((e.name, e.served if isinstance(found[e.name], BlockInfo) else str(found[e.name])) for e in ENGINES if e.name in found),
         ("architecture", f"{ARCHITECTURE}, {info.num_layers} layer(s), hidden size {info.hidden_size}"),
         ("block", block),
         ("mask token", info.mask_token),
@@ -101,14 +105,27 @@ def _print_block_drafter(target: Path, head: Path, arguments: argparse.Namespace
         ("weights", f"{info.parameters / 1e6:.1f} M parameters, {info.dtype}, {info.bytes / 2**20:.1f} MiB"),
         ("drafts", "not measured: only an engine computes them"),
     )
+    for warning in warnings:
+        print(f"warning: {warning}", file=sys.stderr)
     if arguments.json:
-        found: dict[str, Any] = {
+        told: dict[str, Any] = {
             "kind": METHOD,
             "target_layers": info.target_layers,
             "block": info.block,
-            "warnings": [],
+            "warnings": warnings,
         }
-        write_output(arguments.json, [json.dumps(found, indent=1), "\n"], "name another file with --json")
+        write_output(arguments.json, [json.dumps(told, indent=1), "\n"], "name another file with --json")
+
+
+def _is_asked(engine: Engine, name: str | None) -> bool:
+    return name is None or name == engine.name.lower()
+
+
+def _block_of(target: Path, head: Path, engine: Engine) -> BlockInfo | HeadError:
+    try:
+        return describe_block(target, head, engine)
+    except HeadError as error:
+        return error
 
 
 def _described(target: Path, head: Path, engine: str | None, algorithm: str | None) -> HeadInfo:

@@ -82,3 +82,144 @@ def test_greedy_text_and_lists(one: Served, pair: Pair) -> None:
     text = prompt_ids(pair.target, prompts[-1]) + generate(one.server, prompts[-1], LENGTH)["output_ids"]
     found = block_lists.compared(one.folder, text, DFlashReference(*pair), BLOCK)
     assert len(found) > 5 and all(listed.is_right for listed in found)
+
+
+@MATRIX
+@pytest.mark.parametrize("setting", [{"temperature": 1.0}, PENALISED], ids=["sampled", "penalised"])
+def test_sampled_text_has_the_targets_distribution(setting: dict, one: Served, pair: Pair) -> None:
+    """And a verifier that accepts every draft is found out."""
+    wanted = sample(pair.target, PROMPT, setting, 4 * REQUESTS, 4, seed=1).numpy()
+    found = p_values(draw(one.server, [setting], REQUESTS)[0], wanted)
+    assert min(found.values()) > LEAST_P, found
+    block_lists.choose(one.folder, "every draft accepted")
+    try:
+        found = p_values(draw(one.server, [setting], REQUESTS)[0], wanted)
+    finally:
+        block_lists.choose(one.folder, "none")
+    assert min(found.values()) < LEAST_P**2, found
+
+
+@MATRIX
+def test_captured_rounds(tmp_path: Path, pair: Pair) -> None:
+    """By the graph emulator, whose server tests itself before it serves: every replay gives what eager functions give."""
+    settings = SETTINGS | {"extra_flags": FLAGS, "environment": GRAPHS}
+    with serving([tiny_spec(pair.target, pair.head, SHAPE, **settings, **DFLASH)], tmp_path) as (server,):
+        prompts = [*PROMPTS, *(f"{prompt} " * 12 for prompt in PROMPTS)]
+        wanted = [greedy_ids(pair.target, prompt, LENGTH, {}) for prompt in prompts]
+        for _ in range(2):
+            answers = ask(server, prompts, {"temperature": 0, "max_new_tokens": LENGTH})
+            assert [answer["output_ids"] for answer in answers] == wanted
+            assert accept_length(answers) > 1.3
+        for setting in ({"temperature": 1.0}, PENALISED):
+            drawn = draw(server, [setting], REQUESTS)[0]
+            found = p_values(drawn, sample(pair.target, PROMPT, setting, 4 * REQUESTS, 4, seed=1).numpy())
+            assert min(found.values()) > LEAST_P, found
+        alone = [ask(server, [PROMPT], asked(seed))[0]["text"] for seed in (0, 5)]
+        assert [answer["text"] for answer in ask(server, [PROMPT] * 4, asked(5))] == [alone[1]] * 4 != [alone[0]] * 4
+
+
+def asked(seed: int) -> dict:
+    return {"temperature": 1.0, "max_new_tokens": LENGTH, "sampling_seed": seed}
+
+
+@MATRIX
+def test_retracted_requests_and_penalties(tmp_path: Path, pair: Pair) -> None:
+    environment = OVERLAP | {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "16"}
+    spec = tiny_spec(pair.target, pair.head, SHAPE, **SETTINGS | {"environment": environment}, **DFLASH)
+    with serving([spec], tmp_path) as (server,):
+        answers = ask_penalised(server, PENALTIES[0])
+        assert_penalised_greedy_text(answers, pair.target, PENALTIES[0])
+        assert any(answer["meta_info"]["num_retractions"] > 0 for answer in answers), "nothing was retracted"
+
+
+CONTEXT = 256
+SHAPES = [(7, 1, 8), (5, 8, 64), (1, 1, 2), (3, 4, 6)]  # a chain, many nodes, and two cut blocks
+
+
+@MATRIX
+@pytest.mark.parametrize("policy", ["fixed", "auto"])
+def test_shapes_aborts_and_the_context_length(policy: str, tmp_path: Path, pair: Pair) -> None:
+    """Whatever the shapes; no slot is lost; the last blocks reach beyond the context length."""
+    flags = {"context_length": CONTEXT, "environment": SYNCHRONOUS | {"EAGLE_POLICY": policy}}
+    shapes = SHAPES if policy == "fixed" else [SHAPE]
+    specs = [tiny_spec(pair.target, **flags), *(tiny_spec(pair.target, pair.head, s, **flags, **DFLASH) for s in shapes)]
+    prompts = make_prompts(12)
+    with serving(specs, tmp_path) as (plain, *trees):
+        expected = responses(generate_all(plain, prompts, LENGTH, at_once=8))
+        prompt = " ".join(prompts)[:200]
+        length = generate(plain, prompt, 1)["meta_info"]["prompt_tokens"]
+        whole = generate(plain, prompt, CONTEXT - length - 1)["output_ids"]
+        for shape, server in zip(shapes, trees, strict=True):
+            answers = generate_all(server, prompts, LENGTH, at_once=8)
+            assert responses(answers) == expected and accept_length(answers) > 1.1
+            tokens = CONTEXT - length - shape[2]
+            assert generate(server, prompt, tokens)["output_ids"] == whole[:tokens]
+            answer = generate(server, prompt, None)
+            assert answer["meta_info"]["completion_tokens"] > tokens
+            check_aborted_requests(server, prompts, expected, LENGTH, times=2)
+
+
+@MATRIX
+def test_bfloat16(tmp_path: Path, pair: Pair) -> None:
+    """The default, with int8 copies of the drafter's weights: it is right as often."""
+    spec = tiny_spec(pair.target, pair.head, SHAPE, dtype="bfloat16", **DFLASH)
+    with serving([spec], tmp_path) as (server,):
+        assert accept_length(generate_all(server, make_prompts(12), LENGTH, at_once=4)) > 1.3
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What is listed by drafters that know nothing, whose lists so depend on all that they read
+
+TEXT = 24
+FAMILIES = ["llama", "qwen3", "qwen3_moe", "gpt_oss", "llama4_text"]
+
+
+@pytest.fixture(scope="module")
+def random(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Served, Pair]]:
+    folder = tmp_path_factory.mktemp("random")
+    target = tiny_llama(folder / "target", head_dim=32)
+    made = Pair(target, tiny_dflash(folder / "head", target, block=BLOCK))
+    for found in served(made, tmp_path_factory.mktemp("server"), **OVERLAP):
+        yield found, made
+
+
+def lists_of(found: Served, made: Pair, prompt: str) -> list[bool]:
+    (found.folder / "lists").write_text("")
+    text = prompt_ids(made.target, prompt) + generate(found.server, prompt, TEXT)["output_ids"]
+    return [one.is_right for one in block_lists.compared(found.folder, text, DFlashReference(*made), BLOCK)]
+
+
+@MATRIX
+def test_lists_are_those_of_the_reference(random: tuple[Served, Pair]) -> None:
+    for prompt in make_prompts(6):
+        for _ in range(2):
+            found = lists_of(*random, prompt)
+            assert len(found) > 3 and all(found)
+
+
+@MATRIX
+@pytest.mark.parametrize(("number", "fault"), list(enumerate(block_lists.FAULTS)))
+def test_faults_are_noticed(number: int, fault: str, random: tuple[Served, Pair]) -> None:
+    """The control: each of them changes every list. The prompts are others than those in the prefix cache."""
+    found, made = random
+    block_lists.choose(found.folder, fault)
+    try:
+        lists = lists_of(found, made, f"{number} {make_prompts(30)[20 + number]}")
+    finally:
+        block_lists.choose(found.folder, "none")
+    assert len(lists) > 3 and not any(lists)
+
+
+@MATRIX
+@pytest.mark.parametrize("family", FAMILIES)
+def test_other_targets(family: str, tmp_path: Path) -> None:
+    """Greedy text of several requests is that of plain decoding, and the lists are right."""
+    target = sglang_target(tmp_path / "target", family)
+    made = Pair(target, tiny_dflash(tmp_path / "head", target, block=BLOCK))
+    prompts = make_prompts(8)
+    with serving([tiny_spec(target)], tmp_path / "plain") as (plain,):
+        expected = responses(generate_all(plain, prompts, LENGTH, at_once=4))
+    for found in served(made, tmp_path / "server", **OVERLAP):
+        assert responses(generate_all(found.server, prompts, LENGTH, at_once=4)) == expected
+        lists = lists_of(found, made, prompts[0] + " root")
+        assert len(lists) > 3 and all(lists)
