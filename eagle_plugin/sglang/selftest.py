@@ -56,7 +56,7 @@ def check_rounds(worker: Any) -> bool:
         key = round_key(subject_of(runner), _device(runner))
         reasons = decide(key, lambda: test_rounds(parts_of(worker)), gather_objects, rank_logger(logger))
     if reasons:
-        fall_back(worker)
+        fall_back(worker, reasons)
     worker.announce(reasons)
     return not reasons
 
