@@ -61,7 +61,7 @@ PLAIN = Shape(steps=0, topk=1, width=1)
 
 
 class Levels(str, Enum):
-    """How heads of a kind draft the levels of a tree: the first one as they read accepted tokens, except with a block."""
+    """How heads of a kind draft the levels of a tree; those without a block list the first as they read tokens."""
 
     RECURRENT = "recurrent"  # one forward per further level, over the K nodes of the level before
     PARALLEL = "parallel"  # one forward for all further levels, over a masked row for each

@@ -103,7 +103,7 @@ class TreeAttention:
         table, prefix_lens = info.slot_table, rows.prefix_lens
         if layer.layer_id in self._sliding:
             prefix_lens, table, slots = info.sliding_rows
-            slots = slots[:, : rows.tail].reshape(-1)
+            slots = slots[:, : rows.tail].contiguous().view(-1)
         k_scale, v_scale = scales_of(layer, keys)
         # A layer that shares the keys of an earlier one gives none: that layer has stored them in the same forward.
         if save_kv_cache and k is not None and v is not None:

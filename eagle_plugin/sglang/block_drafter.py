@@ -25,7 +25,7 @@ from eagle_plugin.kernels.kv import store_kv
 from eagle_plugin.runtime.parallel_levels import Block, BlockRows, HeadLevels, block_levels, block_of
 from eagle_plugin.runtime.round import HeadState, TopM
 from eagle_plugin.sglang.batch import RoundBatch
-from eagle_plugin.sglang.drafter import DraftState, TreeDraftInput, TreeDrafter
+from eagle_plugin.sglang.drafter import DraftState, TreeDrafter, TreeDraftInput
 
 
 class BlockDrafter(TreeDrafter):

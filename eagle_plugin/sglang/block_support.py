@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+from eagle_plugin.common.errors import UserError
 from eagle_plugin.core.shape import MAX_WIDTH, Shape
 from eagle_plugin.heads.block_config import ALGORITHM, ARCHITECTURE
+from eagle_plugin.runtime.startup import StartRefused
 from eagle_plugin.sglang.block_flags import block_shape
 
+GPUS_ONLY = "SGLang's own worker serves block drafters on GPUs only"
 _NOT_YET = "it is not served with block drafters yet"
 
 
@@ -50,6 +54,12 @@ def unsupported_block_drafters(arguments: Any, server_args: Any, target_runner: 
     if mambaish_config(config) is not None or config.is_multimodal:
         reasons.append(f"target {config.hf_config.architectures[0]}: {_NOT_YET}")
     return reasons
+
+
+def refuse_on_a_cpu(algorithm: str, device: str, reasons: Sequence[str]) -> None:
+    """Raise StartRefused for what ours does not serve with a block drafter on a CPU, where SGLang's does not run."""
+    if algorithm == ALGORITHM and device == "cpu":
+        raise StartRefused(UserError(f"{'; '.join(reasons)}; {GPUS_ONLY}"))
 
 
 def caps_of(target_runner: Any) -> Shape:

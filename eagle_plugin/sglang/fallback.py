@@ -37,8 +37,8 @@ def fall_back(worker: Any, reasons: Sequence[str] = ()) -> None:
         first, found = first_line(error), f" ({reasons[0]})" if reasons else ""
         raise StartRefused(
             UserError(
-                f"the self-test failed{found} and SGLang's own worker could not take over ({first}); start the server again: "
-                "from now on it is served by SGLang's own worker"
+                f"the self-test failed{found} and SGLang's own worker could not take over ({first}); start the server "
+                "again: from now on it is served by SGLang's own worker"
             )
         ) from error
 

@@ -20,7 +20,7 @@ from eagle_plugin.policy.shapes import CPU_SHAPE, shape_for
 from eagle_plugin.runtime.head_mailbox import check_folder
 from eagle_plugin.runtime.preflight import can_check, head_architecture, head_warnings
 from eagle_plugin.runtime.startup import LEFT
-from eagle_plugin.sglang.block_support import unsupported_block_flags
+from eagle_plugin.sglang.block_support import GPUS_ONLY, unsupported_block_flags
 from eagle_plugin.sglang.support import has_own_draft_class, unsupported_flags
 from eagle_plugin.sglang.synthetic import synthetic_rates
 
@@ -80,7 +80,7 @@ def check_launch(server_args: Any) -> None:
             logger.warning("eagle-plugin: %s", warning)
     except LeftToEngine as reason:
         if algorithm == ALGORITHM and arguments.device == "cpu":
-            raise SystemExit(f"eagle-plugin: {reason}; SGLang's own worker serves it on GPUs only") from reason
+            raise SystemExit(f"eagle-plugin: {reason}; {GPUS_ONLY}") from reason
         os.environ[LEFT] = str(reason)
     except HeadError as error:
         raise SystemExit(f"eagle-plugin: {error}") from error

@@ -24,7 +24,7 @@ from eagle_plugin.runtime.round_metrics import RejectionWatch
 from eagle_plugin.runtime.startup import LEFT, StartRefused, engine_serves, plugin_serves
 from eagle_plugin.runtime.synthetic import WARNING, source_of
 from eagle_plugin.sglang.adapters import unsupported_adapters
-from eagle_plugin.sglang.block_support import unsupported_block_drafters, worker_class
+from eagle_plugin.sglang.block_support import refuse_on_a_cpu, unsupported_block_drafters, worker_class
 from eagle_plugin.sglang.caches import NAMES, cache_dtypes, unsupported_cache
 from eagle_plugin.sglang.parallel_support import unsupported_flags_beside, unsupported_models_beside
 from eagle_plugin.sglang.ranks import rank_logger
@@ -249,6 +249,7 @@ def worker_factory(algorithm: str, engine_worker: type) -> Callable[..., Any]:
         runner, log = target_worker.model_runner, rank_logger(logger)
         reasons = unsupported_reasons(server_args, runner) or selftest.failed_kernels(runner)
         if reasons:
+            refuse_on_a_cpu(algorithm, runner.device, reasons)
             log.warning(engine_serves(algorithm, "SGLang", reasons))
             return engine_worker(**arguments)
         from eagle_plugin.sglang import eagle3_model, finish, metrics

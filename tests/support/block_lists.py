@@ -1,8 +1,8 @@
 """A plugin for the test server: tells what a block drafter lists, and has faults in the way it is run.
 
 Each round that drafts adds a line to the file `lists` of the folder, of its first request. The faults are named by the
-file that EAGLE_TEST_FAULT points to, read at every round; "none" is the healthy drafter. Those of the verifier are those
-of broken_verifier.py. Nothing may be captured.
+file that EAGLE_TEST_FAULT points to, read at every round; "none" is the healthy drafter. The verifier has the faults of
+broken_verifier.py too. Nothing may be captured.
 """
 
 from __future__ import annotations

@@ -82,21 +82,26 @@ def _print_block_drafter(target: Path, head: Path, arguments: argparse.Namespace
     """
     if arguments.algorithm is not None:
         raise HeadError(
-            f"{head} is a block drafter, and --algorithm {arguments.algorithm} is for EAGLE heads; SGLang serves it with "
-            f"--speculative-algorithm {ALGORITHM}"
+            f"{head} is a block drafter, and --algorithm {arguments.algorithm} is for EAGLE heads; SGLang serves it "
+            f"with --speculative-algorithm {ALGORITHM}"
         )
-    found = {engine.name: _block_of(target, head, engine) for engine in ENGINES if _is_asked(engine, arguments.engine)}
-    described = [info for info in found.values() if not isinstance(info, HeadError)]
+    asked = [engine for engine in ENGINES if arguments.engine in (None, engine.name.lower())]
+    found = [_block_of(target, head, engine) for engine in asked]
+    described = [one for one in found if isinstance(one, BlockInfo)]
     if not described:
-        raise next(error for error in found.values() if isinstance(error, HeadError))
+        raise next(one for one in found if isinstance(one, HeadError))
     info, tokens = described[0], (block_rows(read_config(head)) or 1) - 1
-    warnings = list(dict.fromkeys(line for e in ENGINES if e.name in found for line in block_warnings(head, tokens, e)))
+    warnings = list(dict.fromkeys(line for engine in asked for line in block_warnings(head, tokens, engine)))
+    served = [
+        (engine.name, engine.served if isinstance(one, BlockInfo) else str(one))
+        for engine, one in zip(asked, found, strict=True)
+    ]
     block = f"{info.block} tokens, of which {info.block - 1} are drafted" if info.block else "not in config.json"
     print_table(
         ("head", head),
         ("target", target),
         ("kind", f"{METHOD} (block drafter)"),
-        *((e.name, e.served if isinstance(found[e.name], BlockInfo) else str(found[e.name])) for e in ENGINES if e.name in found),
+        *served,
         ("architecture", f"{ARCHITECTURE}, {info.num_layers} layer(s), hidden size {info.hidden_size}"),
         ("block", block),
         ("mask token", info.mask_token),
@@ -115,10 +120,6 @@ def _print_block_drafter(target: Path, head: Path, arguments: argparse.Namespace
             "warnings": warnings,
         }
         write_output(arguments.json, [json.dumps(told, indent=1), "\n"], "name another file with --json")
-
-
-def _is_asked(engine: Engine, name: str | None) -> bool:
-    return name is None or name == engine.name.lower()
 
 
 def _block_of(target: Path, head: Path, engine: Engine) -> BlockInfo | HeadError:

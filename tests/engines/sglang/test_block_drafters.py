@@ -101,7 +101,7 @@ def test_sampled_text_has_the_targets_distribution(setting: dict, one: Served, p
 
 @MATRIX
 def test_captured_rounds(tmp_path: Path, pair: Pair) -> None:
-    """By the graph emulator, whose server tests itself before it serves: every replay gives what eager functions give."""
+    """By the graph emulator. The server tests itself before it serves: a replay gives what the functions give."""
     settings = SETTINGS | {"extra_flags": FLAGS, "environment": GRAPHS}
     with serving([tiny_spec(pair.target, pair.head, SHAPE, **settings, **DFLASH)], tmp_path) as (server,):
         prompts = [*PROMPTS, *(f"{prompt} " * 12 for prompt in PROMPTS)]
@@ -132,7 +132,7 @@ def test_retracted_requests_and_penalties(tmp_path: Path, pair: Pair) -> None:
         assert any(answer["meta_info"]["num_retractions"] > 0 for answer in answers), "nothing was retracted"
 
 
-CONTEXT = 256
+CONTEXT = 512
 SHAPES = [(7, 1, 8), (5, 8, 64), (1, 1, 2), (3, 4, 6)]  # a chain, many nodes, and two cut blocks
 
 
@@ -142,7 +142,10 @@ def test_shapes_aborts_and_the_context_length(policy: str, tmp_path: Path, pair:
     """Whatever the shapes; no slot is lost; the last blocks reach beyond the context length."""
     flags = {"context_length": CONTEXT, "environment": SYNCHRONOUS | {"EAGLE_POLICY": policy}}
     shapes = SHAPES if policy == "fixed" else [SHAPE]
-    specs = [tiny_spec(pair.target, **flags), *(tiny_spec(pair.target, pair.head, s, **flags, **DFLASH) for s in shapes)]
+    specs = [
+        tiny_spec(pair.target, **flags),
+        *(tiny_spec(pair.target, pair.head, s, **flags, **DFLASH) for s in shapes),
+    ]
     prompts = make_prompts(12)
     with serving(specs, tmp_path) as (plain, *trees):
         expected = responses(generate_all(plain, prompts, LENGTH, at_once=8))
@@ -171,7 +174,7 @@ def test_bfloat16(tmp_path: Path, pair: Pair) -> None:
 # What is listed by drafters that know nothing, whose lists so depend on all that they read
 
 TEXT = 24
-FAMILIES = ["llama", "qwen3", "qwen3_moe", "gpt_oss", "llama4_text"]
+FAMILIES = ["llama", "qwen3", "qwen3_moe", "gpt_oss"]  # of the others SGLang keeps no states for block drafters
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Which block drafters the plugin serves in SGLang with trees, which it leaves to SGLang, and which no worker serves."""
+"""Which block drafters the plugin serves in SGLang, which it leaves to SGLang, and which no worker serves."""
 
 from __future__ import annotations
 
@@ -61,8 +61,14 @@ def resolve(made: SimpleNamespace) -> None:
         ({}, Shape(7, 4, 8)),
         ({"speculative_num_draft_tokens": 32}, Shape(7, 4, 32)),  # a wider tree, and no longer block
         ({"speculative_dflash_block_size": 32, "speculative_num_steps": 9}, Shape(7, 4, 32)),
-        ({"speculative_num_draft_tokens": 32, "speculative_num_steps": 3, "speculative_eagle_topk": 2}, Shape(3, 2, 32)),
-        ({"speculative_num_draft_tokens": 64, "speculative_num_steps": 20, "speculative_eagle_topk": 1}, Shape(7, 1, 8)),
+        (
+            {"speculative_num_draft_tokens": 32, "speculative_num_steps": 3, "speculative_eagle_topk": 2},
+            Shape(3, 2, 32),
+        ),
+        (
+            {"speculative_num_draft_tokens": 64, "speculative_num_steps": 20, "speculative_eagle_topk": 1},
+            Shape(7, 1, 8),
+        ),
         ({"speculative_num_draft_tokens": 5}, Shape(4, 4, 5)),
     ],
 )
@@ -124,7 +130,7 @@ def test_left_to_sglang(case: str, tiny_target: Path, drafter: Path, monkeypatch
     monkeypatch.setenv(LEFT, "")
     preflight.check_launch(arguments(tiny_target, drafter, device="cuda", speculative_num_draft_tokens=8))
     assert named in os.environ[LEFT]
-    with pytest.raises(SystemExit, match=f"{named}.*SGLang's own worker serves it on GPUs only"):
+    with pytest.raises(SystemExit, match=f"{named}.*{block_support.GPUS_ONLY}"):
         resolve(arguments(tiny_target, drafter))
 
 
@@ -209,7 +215,9 @@ def test_the_worker_is_ours_for_both_classes_of_the_engine(monkeypatch: pytest.M
     monkeypatch.setattr(support, "worker_factory", lambda name, engine_worker: (name, engine_worker))
     found = plugin._create_worker(lambda algorithm, _: DFlashWorkerV2, SpeculativeAlgorithm.DFLASH, None)
     assert found == ("DFLASH", DFlashWorkerV2)
-    assert plugin._create_worker(lambda algorithm, _: DFlashWorkerV2, SpeculativeAlgorithm.DSPARK, None) is DFlashWorkerV2
+    assert (
+        plugin._create_worker(lambda algorithm, _: DFlashWorkerV2, SpeculativeAlgorithm.DSPARK, None) is DFlashWorkerV2
+    )
     assert block_support.worker_class("DFLASH") is BlockWorker
 
 
