@@ -73,7 +73,7 @@ class Levels(str, Enum):
         return self is not Levels.RECURRENT
 
     @property
-    def listed(self) -> int:
+    def without_forward(self) -> int:
         """Levels that a draft takes without a forward of the head."""
         return 0 if self is Levels.BLOCK else 1
 
@@ -82,7 +82,7 @@ class Levels(str, Enum):
 
         Every block has the same rows, which count as one.
         """
-        deeper = max(shape.steps - self.listed, 0)
+        deeper = max(shape.steps - self.without_forward, 0)
         if self is Levels.BLOCK:
             return 1, min(deeper, 1)
         return (deeper, min(deeper, 1)) if self.depth_is_free else (shape.topk, deeper)

@@ -121,13 +121,13 @@ def costs_of(rounds: Mapping[Round, Phases], levels: Levels) -> Costs:
     target, level, extend = [], [], []
     first: dict[int, float] = {}  # by requests: of a draft without a forward
     for (b, shape, _), phases in rounds.items():
-        if shape.steps == levels.listed:
+        if shape.steps == levels.without_forward:
             first[b] = min(phases.draft, first.get(b, phases.draft))
     for (b, shape, _), phases in rounds.items():
         target.append((b * shape.width, phases.target))
         if shape != PLAIN:
             extend.append((b * shape.max_accept_length, phases.extend))
-        if shape.steps > levels.listed:
+        if shape.steps > levels.without_forward:
             rows, forwards = levels.forwards(shape)
             level.append((b * rows, max(phases.draft - first[b], SHORTEST) / forwards))
     return Costs(

@@ -21,9 +21,9 @@ from torch import Tensor
 from eagle_plugin.core.verify import Accepted
 from eagle_plugin.heads.block_config import levels_of_block, mask_token_of
 from eagle_plugin.kernels.accepted_path import AcceptedPath
-from eagle_plugin.kernels.kv import store_kv
 from eagle_plugin.runtime.parallel_levels import Block, BlockRows, HeadLevels, block_levels, block_of
 from eagle_plugin.runtime.round import HeadState, TopM
+from eagle_plugin.sglang.attention import write_kv
 from eagle_plugin.sglang.batch import RoundBatch
 from eagle_plugin.sglang.drafter import DraftState, TreeDrafter, TreeDraftInput
 
@@ -62,6 +62,12 @@ class BlockDrafter(TreeDrafter):
             for layer in model.layers:
                 layer.self_attn.use_table_qk_norm_rope = False  # its kernel is one of a GPU
 
+    def init_cuda_graphs(self) -> None:
+        """Without the engine's captured prompts of a head: a block drafter runs no forward over prompts."""
+        with self._contexts():
+            self.draft_worker.init_cuda_graphs(capture_decode_cuda_graph=False)
+        self._capture_cuda_graphs()
+
     @property
     def model_runner(self) -> Any:
         """The drafter's, by the name that the engine reads of its own worker for block drafters."""
@@ -69,7 +75,7 @@ class BlockDrafter(TreeDrafter):
 
     def relayed(self, info: DFlashDraftInputV2) -> DraftState:
         """The root alone: of its empty fields SGLang does not take the requests that have ended."""
-        return DraftState(nothing_listed(len(info.bonus_tokens), info.bonus_tokens.device), info.bonus_tokens.long())
+        return DraftState(empty_state(len(info.bonus_tokens), info.bonus_tokens.device), info.bonus_tokens.long())
 
     def carried(self, state: DraftState, new_lens: Tensor) -> DFlashDraftInputV2:
         """What the engine carries to the next round of requests with these lengths."""
@@ -93,7 +99,7 @@ class BlockDrafter(TreeDrafter):
         """
         b, longest = accepted.tokens.shape
         self._store(hidden, path.positions.view(-1), batch.window(0, longest).view(-1))
-        return DraftState(nothing_listed(b, hidden.device), path.roots)
+        return DraftState(empty_state(b, hidden.device), path.roots)
 
     def _levels(self, batch: RoundBatch, state: DraftState, top_m: int) -> TopM:
         tokens, positions, seen = BlockRows.of(block_of(self.levels), state.roots, batch.prefix_lens, self._is_causal)
@@ -130,12 +136,10 @@ class BlockDrafter(TreeDrafter):
             k, v = attention.kv_proj_only(model.prepare_context_hidden_for_kv(layer, context))
             k = attention.apply_k_rope(positions, attention.apply_k_norm(k))
             shape = len(k), attention.num_kv_heads, attention.head_dim
-            number = attention.attn.layer_id
-            caches = pool.get_key_buffer(number), pool.get_value_buffer(number)
-            store_kv(*caches, slots, k.reshape(shape), v.reshape(shape))
+            write_kv(attention.attn, pool, slots, k.reshape(shape), v.reshape(shape))
 
 
-def nothing_listed(b: int, device: torch.device) -> HeadState:
+def empty_state(b: int, device: torch.device) -> HeadState:
     """The state of a head that lists nothing before a round begins."""
     none = torch.empty(b, 0, dtype=torch.float32, device=device)
     return HeadState(TopM(none, none.long()), none.half())
