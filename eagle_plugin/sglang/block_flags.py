@@ -6,8 +6,6 @@ stays readable beside what was resolved.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable
 from typing import Any
 
 from eagle_plugin.core.shape import Shape
@@ -17,8 +15,6 @@ from eagle_plugin.policy.shapes import shape_for
 
 STOCK_ROWS = 16  # of a block, where neither a flag nor config.json says it, as in SGLang
 STOCK_REQUESTS = 48  # at a time, where no flag says it, as in SGLang
-
-logger = logging.getLogger("eagle_plugin")
 
 
 def block_shape(server_args: Any, width: int, config: dict[str, Any]) -> Shape:
@@ -31,26 +27,17 @@ def block_shape(server_args: Any, width: int, config: dict[str, Any]) -> Shape:
     return shape_for(width - 1, steps, topk, levels).within_steps(levels)
 
 
-def resolve_flags(original: Callable[[Any], None], server_args: Any) -> None:
-    """AROUND SGLang's resolution of these flags, which a CPU gets from us where we serve."""
-    from sglang.srt.arg_groups.overrides import resolving_view
+def caps_of(target_runner: Any) -> Shape:
+    """The caps of a server's trees, as far as they are known before our worker is made."""
+    from sglang.srt.runtime_context import get_spec
 
-    from eagle_plugin.sglang.block_support import unsupported_block_flags
-    from eagle_plugin.sglang.support import unsupported_flags
-
-    arguments = resolving_view(server_args)
-    if arguments.device != "cpu":
-        original(server_args)
-        return
-    reasons = unsupported_flags(arguments) + unsupported_block_flags(arguments, server_args)
-    if reasons:
-        logger.warning("eagle-plugin: %s is not served on a CPU: %s", ALGORITHM, "; ".join(reasons))
-        original(server_args)  # says that SGLang's own worker serves it on GPUs only
-        return
-    _resolve_on_cpu(arguments, server_args)
+    spec, draft = get_spec(), target_runner.spec_aux_config.draft_model_config
+    if spec.speculative_algorithm == ALGORITHM:
+        return block_shape(target_runner.server_args, spec.speculative_num_draft_tokens, draft.hf_config.to_dict())
+    return Shape(spec.speculative_num_steps, spec.speculative_eagle_topk, spec.speculative_num_draft_tokens)
 
 
-def _resolve_on_cpu(arguments: Any, server_args: Any) -> None:
+def resolve_on_cpu(arguments: Any, server_args: Any) -> None:
     """What SGLang would set on a GPU, without its choice of an attention backend: ours serves all forwards."""
     from sglang.srt.arg_groups.overrides import declare_resolution
     from sglang.srt.arg_groups.speculative_hook import _disable_overlap_schedule_for_cpu

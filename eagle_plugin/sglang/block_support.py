@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from eagle_plugin.common.errors import UserError
-from eagle_plugin.core.shape import MAX_WIDTH, Shape
+from eagle_plugin.core.shape import MAX_WIDTH
 from eagle_plugin.heads.block_config import ALGORITHM, ARCHITECTURE
 from eagle_plugin.runtime.startup import StartRefused
-from eagle_plugin.sglang.block_flags import block_shape
 
 GPUS_ONLY = "SGLang's own worker serves block drafters on GPUs only"
 _NOT_YET = "it is not served with block drafters yet"
@@ -60,16 +59,6 @@ def refuse_on_a_cpu(algorithm: str, device: str, reasons: Sequence[str]) -> None
     """Raise StartRefused for what ours does not serve with a block drafter on a CPU, where SGLang's does not run."""
     if algorithm == ALGORITHM and device == "cpu":
         raise StartRefused(UserError(f"{'; '.join(reasons)}; {GPUS_ONLY}"))
-
-
-def caps_of(target_runner: Any) -> Shape:
-    """The caps of a server's trees, as far as they are known before our worker is made."""
-    from sglang.srt.runtime_context import get_spec
-
-    spec, draft = get_spec(), target_runner.spec_aux_config.draft_model_config
-    if spec.speculative_algorithm == ALGORITHM:
-        return block_shape(target_runner.server_args, spec.speculative_num_draft_tokens, draft.hf_config.to_dict())
-    return Shape(spec.speculative_num_steps, spec.speculative_eagle_topk, spec.speculative_num_draft_tokens)
 
 
 def worker_class(algorithm: str) -> type[Any]:

@@ -140,6 +140,7 @@ CONTRACT: Contract = {
     },
     # Block drafters.
     "sglang.srt.speculative.dflash_worker_v2.DFlashWorkerV2": {"__init__": ""},
+    "sglang.srt.speculative.spec_info.SpeculativeAlgorithm": {"is_dflash": "self"},
     "sglang.srt.speculative.draft_worker_common": {"make_draft_input_v2": "bonus_tokens new_seq_lens"},
     "sglang.srt.speculative.dflash_info_v2.DFlashDraftInputV2": attributes("bonus_tokens new_seq_lens"),
     "sglang.srt.models.dflash.DFlashDraftModel": {

@@ -85,10 +85,9 @@ def _check_arguments(result: Any, server_args: Any) -> Any:
 
 def _resolve_block_arguments(original: Any, server_args: Any) -> None:
     """AROUND the engine's resolution of the flags of block drafters; the check of the drafter comes after it."""
-    from eagle_plugin.sglang.block_flags import resolve_flags
-    from eagle_plugin.sglang.preflight import check_launch
+    from eagle_plugin.sglang.preflight import check_launch, resolve_block_flags
 
-    resolve_flags(original, server_args)
+    resolve_block_flags(original, server_args)
     check_launch(server_args)
 
 

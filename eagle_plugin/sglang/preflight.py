@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from eagle_plugin.policy.shapes import CPU_SHAPE, shape_for
 from eagle_plugin.runtime.head_mailbox import check_folder
 from eagle_plugin.runtime.preflight import can_check, head_architecture, head_warnings
 from eagle_plugin.runtime.startup import LEFT
+from eagle_plugin.sglang.block_flags import resolve_on_cpu
 from eagle_plugin.sglang.block_support import GPUS_ONLY, unsupported_block_flags
 from eagle_plugin.sglang.support import has_own_draft_class, unsupported_flags
 from eagle_plugin.sglang.synthetic import synthetic_rates
@@ -84,6 +86,21 @@ def check_launch(server_args: Any) -> None:
         os.environ[LEFT] = str(reason)
     except HeadError as error:
         raise SystemExit(f"eagle-plugin: {error}") from error
+
+
+def resolve_block_flags(original: Callable[[Any], None], server_args: Any) -> None:
+    """AROUND SGLang's resolution of the flags of block drafters, which a CPU gets from us where we serve."""
+    from sglang.srt.arg_groups.overrides import resolving_view
+
+    arguments = resolving_view(server_args)
+    if arguments.device != "cpu":
+        original(server_args)
+        return
+    if reasons := unsupported_flags(arguments) + unsupported_block_flags(arguments, server_args):
+        logger.warning("eagle-plugin: %s is not served on a CPU: %s", ALGORITHM, "; ".join(reasons))
+        original(server_args)  # says that SGLang's own worker serves it on GPUs only
+        return
+    resolve_on_cpu(arguments, server_args)
 
 
 def auto_parameters(server_args: Any, chosen: tuple[int, int, int]) -> Shape:

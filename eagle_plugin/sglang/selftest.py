@@ -19,7 +19,7 @@ from eagle_plugin.selftest.decision import decide, is_asked_for
 from eagle_plugin.selftest.shapes import CACHES, DTYPES, ModelShape, as_text
 from eagle_plugin.selftest.subject import Subject, round_key
 from eagle_plugin.sglang import version
-from eagle_plugin.sglang.block_support import caps_of
+from eagle_plugin.sglang.block_flags import caps_of
 from eagle_plugin.sglang.dummy_batches import Parts, parts_of
 from eagle_plugin.sglang.fallback import fall_back
 from eagle_plugin.sglang.pools import chunk_of, windows_of

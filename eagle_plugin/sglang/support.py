@@ -162,9 +162,9 @@ def unsupported_models(target_runner: Any, draft_architecture: str) -> list[str]
         reasons.append(f"target {name}: linear-attention and state-space layers are not served yet")
     if config.is_encoder_decoder:
         reasons.append(f"target {name}: encoder-decoder models are not served")
-    served = (*HEAD_ARCHITECTURES, ARCHITECTURE)
-    if draft_architecture not in served:
-        reasons.append(f"draft head {draft_architecture}: not one of {', '.join(served)}")
+    is_block = draft_architecture == ARCHITECTURE and target_runner.spec_algorithm.is_dflash()
+    if not is_block and draft_architecture not in HEAD_ARCHITECTURES:
+        reasons.append(f"draft head {draft_architecture}: not one of {', '.join(HEAD_ARCHITECTURES)}")
     if type(target_runner.sampler).__name__ != "Sampler":
         reasons.append(f"sampler {type(target_runner.sampler).__name__}: only SGLang's own sampler is served")
     reasons += _unsupported_attention(target_runner.model, name)

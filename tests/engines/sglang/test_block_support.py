@@ -51,7 +51,7 @@ def resolve(made: SimpleNamespace) -> None:
     def original(_: Any) -> None:
         raise ValueError("only with a GPU")
 
-    block_flags.resolve_flags(original, made)
+    preflight.resolve_block_flags(original, made)
     preflight.check_launch(made)
 
 
@@ -181,7 +181,7 @@ def test_on_a_gpu_sglang_resolves_the_flags(tiny_target: Path, drafter: Path) ->
         called.append(given)
         declare_resolution(given, "test", speculative_num_draft_tokens=16)
 
-    block_flags.resolve_flags(original, made)
+    preflight.resolve_block_flags(original, made)
     assert called == [made] and resolved_view(made).speculative_num_draft_tokens == 16
 
 
@@ -203,6 +203,30 @@ def test_targets_that_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
         "target Qwen3VLForConditionalGeneration: it is not served with block drafters yet"
     ]
     assert reasons("DFlash2DraftModel") == ["block drafter DFlash2DraftModel: only DFlashDraftModel is served yet"]
+
+
+def test_a_block_drafter_under_another_algorithm_is_left_to_sglang(monkeypatch: pytest.MonkeyPatch) -> None:
+    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+    monkeypatch.setattr("sglang.srt.configs.hybrid_arch.mambaish_config", lambda config: None)
+    config = SimpleNamespace(hf_config=SimpleNamespace(architectures=["LlamaForCausalLM"]), is_encoder_decoder=False)
+    sampler = type("Sampler", (), {})()
+    for algorithm, count in ((SpeculativeAlgorithm.DFLASH, 0), (SpeculativeAlgorithm.EAGLE3, 1)):
+        runner = SimpleNamespace(
+            model_config=config,
+            use_mla_backend=False,
+            model=SimpleNamespace(modules=list),
+            sampler=sampler,
+            spec_algorithm=algorithm,
+        )
+        assert len(support.unsupported_models(runner, "DFlashDraftModel")) == count
+
+
+def test_on_a_cpu_what_is_not_served_ends_the_start() -> None:
+    block_support.refuse_on_a_cpu("DFLASH", "cuda", ["a"])
+    block_support.refuse_on_a_cpu("EAGLE3", "cpu", ["a"])
+    with pytest.raises(SystemExit, match=f"^eagle-plugin: a; b; {block_support.GPUS_ONLY}"):
+        block_support.refuse_on_a_cpu("DFLASH", "cpu", ["a", "b"])
 
 
 def test_the_worker_is_ours_for_both_classes_of_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
