@@ -6,12 +6,15 @@ Stock SGLang starts no server with ``--speculative-algorithm DFLASH`` on a CPU.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import block_lists
+import host_waits
 import pytest
+import torch
 from bigram_models import bigram_target, spoken
 from cache_slots import check_aborted_requests
 from dflash_models import dflash_head, lend_tables, tiny_dflash
@@ -19,7 +22,7 @@ from dflash_reference import DFlashReference
 from family_models import sglang_target
 from gtest import p_values
 from penalised_greedy import PENALTIES, PROMPTS, ask_penalised, assert_penalised_greedy_text, greedy_ids
-from sampling_distribution import prompt_ids, sample
+from sampling_distribution import load, prompt_ids, sample
 from sampling_requests import PENALISED, PROMPT, SETTINGS, ask, draw
 from serving import GRAPHS, OVERLAP, SYNCHRONOUS, accept_length, generate, generate_all, responses, serving, tiny_spec
 from tiny_models import tiny_llama
@@ -101,6 +104,27 @@ def test_sampled_text_has_the_targets_distribution(setting: dict, one: Served, p
 
 
 @MATRIX
+def test_a_json_schema_is_kept_at_every_node(one: Served) -> None:
+    schema = {"type": "object", "properties": {"a": {"enum": [True, 7, "x"]}}, "required": ["a"]}
+    sampling = {"json_schema": json.dumps(schema | {"additionalProperties": False}), "ignore_eos": False}
+    for temperature in (0.0, 1.0):
+        for answer in ask(one.server, PROMPTS * 2, sampling | {"temperature": temperature, "max_new_tokens": 40}):
+            assert json.loads(answer["text"]) in ({"a": True}, {"a": 7}, {"a": "x"}), answer["text"]
+
+
+@MATRIX
+def test_log_probabilities(one: Served, pair: Pair) -> None:
+    """Those of the target, by transformers."""
+    (answer,) = ask(one.server, [PROMPT], {"temperature": 0, "max_new_tokens": LENGTH}, return_logprob=True)
+    found = [logp for logp, *_ in answer["meta_info"]["output_token_logprobs"]]
+    text = [*prompt_ids(pair.target, PROMPT), *answer["output_ids"]]
+    with torch.no_grad():
+        rows = load(pair.target)(torch.tensor([text[:-1]])).logits[0].log_softmax(-1)[-LENGTH:]
+    wanted = rows.gather(1, torch.tensor(answer["output_ids"])[:, None])[:, 0]
+    assert torch.allclose(torch.tensor(found), wanted, atol=1e-3)
+
+
+@MATRIX
 def test_captured_rounds(tmp_path: Path, pair: Pair) -> None:
     """By the graph emulator. The server tests itself before it serves: a replay gives what the functions give."""
     settings = SETTINGS | {"extra_flags": FLAGS, "environment": GRAPHS}
@@ -121,6 +145,18 @@ def test_captured_rounds(tmp_path: Path, pair: Pair) -> None:
 
 def asked(seed: int) -> dict:
     return {"temperature": 1.0, "max_new_tokens": LENGTH, "sampling_seed": seed}
+
+
+@MATRIX
+def test_rounds_do_not_make_the_host_wait(tmp_path: Path, pair: Pair) -> None:
+    """By the guard of test_host_waits.py, which has the control."""
+    environment = host_waits.install(tmp_path / "waits") | OVERLAP
+    spec = tiny_spec(pair.target, pair.head, SHAPE, **SETTINGS | {"environment": environment}, **DFLASH)
+    with serving([spec], tmp_path) as (server,):
+        for sampling in ({"temperature": 0}, {"temperature": 1.0}, {"temperature": 1.0, "sampling_seed": 3}, PENALISED):
+            ask(server, PROMPTS, sampling | {"max_new_tokens": LENGTH})
+        report = json.loads(Path(environment["EAGLE_TEST_WAITS"]).read_text())
+    assert report["rounds"]["any"] >= 50 and report["findings"] == {}
 
 
 @MATRIX
