@@ -8,7 +8,7 @@ from typing import Any
 from eagle_plugin.common.errors import UserError
 from eagle_plugin.core.shape import MAX_WIDTH
 from eagle_plugin.heads.block_config import ALGORITHM, ARCHITECTURE
-from eagle_plugin.runtime.startup import StartRefused
+from eagle_plugin.runtime.startup import SWITCH, StartRefused, forced
 
 GPUS_ONLY = "SGLang's own worker serves block drafters on GPUs only"
 _NOT_YET = "it is not served with block drafters yet"
@@ -22,6 +22,8 @@ def unsupported_block_flags(arguments: Any, server_args: Any) -> list[str]:
     if arguments.speculative_algorithm != ALGORITHM:
         return []
     reasons = []
+    if arguments.device != "cpu" and not forced():
+        reasons.append(f"GPUs: none has run block drafters with the plugin's worker yet; {SWITCH}=force tries it")
     for name, served in (
         ("tp_size", (1,)),
         ("attn_dp_size", (None, 1)),

@@ -269,3 +269,13 @@ def test_other_targets(family: str, tmp_path: Path) -> None:
         assert responses(generate_all(found.server, prompts, LENGTH, at_once=4)) == expected
         lists = lists_of(found, made, prompts[0] + " root")
         assert len(lists) > 3 and all(lists)
+
+
+@MATRIX
+def test_a_causal_drafter(tmp_path: Path) -> None:
+    """By `is_causal`, each row of the block sees those before it."""
+    target = tiny_llama(tmp_path / "target", head_dim=32)
+    made = Pair(target, tiny_dflash(tmp_path / "head", target, block=BLOCK, is_causal=True))
+    for found in served(made, tmp_path / "server", **SYNCHRONOUS):
+        lists = lists_of(found, made, "tree root leaf")
+        assert len(lists) > 3 and all(lists)

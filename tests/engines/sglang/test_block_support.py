@@ -128,6 +128,7 @@ def test_left_to_sglang(case: str, tiny_target: Path, drafter: Path, monkeypatch
     edit, named = LEFT_TO_SGLANG[case]
     edit(drafter)
     monkeypatch.setenv(LEFT, "")
+    monkeypatch.setenv("EAGLE_PLUGIN", "force")
     preflight.check_launch(arguments(tiny_target, drafter, device="cuda", speculative_num_draft_tokens=8))
     assert named in os.environ[LEFT]
     with pytest.raises(SystemExit, match=f"{named}.*{block_support.GPUS_ONLY}"):
@@ -183,6 +184,16 @@ def test_on_a_gpu_sglang_resolves_the_flags(tiny_target: Path, drafter: Path) ->
 
     preflight.resolve_block_flags(original, made)
     assert called == [made] and resolved_view(made).speculative_num_draft_tokens == 16
+
+
+def test_gpus_are_left_to_sglang_unless_forced(
+    tiny_target: Path, drafter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = arguments(tiny_target, drafter, device="cuda")
+    (reason,) = block_support.unsupported_block_flags(made, made)
+    assert reason == ("GPUs: none has run block drafters with the plugin's worker yet; EAGLE_PLUGIN=force tries it")
+    monkeypatch.setenv("EAGLE_PLUGIN", "force")
+    assert block_support.unsupported_block_flags(made, made) == []
 
 
 def test_targets_that_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
