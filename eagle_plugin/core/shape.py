@@ -61,19 +61,30 @@ PLAIN = Shape(steps=0, topk=1, width=1)
 
 
 class Levels(str, Enum):
-    """How heads of a kind draft the levels of a tree after the first, which they list as they read accepted tokens."""
+    """How heads of a kind draft the levels of a tree; those without a block list the first as they read tokens."""
 
-    RECURRENT = "recurrent"  # one forward per level, over the K nodes of the level before
-    PARALLEL = "parallel"  # one forward for all of them, over a masked row for each
+    RECURRENT = "recurrent"  # one forward per further level, over the K nodes of the level before
+    PARALLEL = "parallel"  # one forward for all further levels, over a masked row for each
+    BLOCK = "block"  # one forward for all levels, over a block of one length, as a round begins
 
     @property
     def depth_is_free(self) -> bool:
         """Whether a deeper draft takes no further forward of the head."""
-        return self is Levels.PARALLEL
+        return self is not Levels.RECURRENT
+
+    @property
+    def without_forward(self) -> int:
+        """Levels that a draft takes without a forward of the head."""
+        return 0 if self is Levels.BLOCK else 1
 
     def forwards(self, shape: Shape) -> tuple[int, int]:
-        """Rows per request of each forward of the head in a draft of this shape, and how many forwards."""
-        deeper = max(shape.steps - 1, 0)
+        """Rows per request of each forward of the head in a draft of this shape, and how many forwards.
+
+        Every block has the same rows, which count as one.
+        """
+        deeper = max(shape.steps - self.without_forward, 0)
+        if self is Levels.BLOCK:
+            return 1, min(deeper, 1)
         return (deeper, min(deeper, 1)) if self.depth_is_free else (shape.topk, deeper)
 
     def one_forward(self, rows: int, topk: int) -> Shape:

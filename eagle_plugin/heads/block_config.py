@@ -7,6 +7,7 @@ from typing import Any
 from eagle_plugin.core.shape import MAX_WIDTH
 
 METHOD = "dflash"  # vLLM's name in --speculative-config
+ALGORITHM = "DFLASH"  # SGLang's, in --speculative-algorithm
 ARCHITECTURE = "DFlashDraftModel"
 
 

@@ -1,8 +1,8 @@
-"""Block drafters (DFlash): what their files hold, and whether vLLM's class computes what our worker asks of it.
+"""Block drafters (DFlash): what their files hold, and whether an engine's class computes what our worker asks of it.
 
 They are other models than EAGLE heads: layers of Qwen3 whose queries are the root token and masks, and whose other keys
-and values are made of the target's states. They are not trained here, so that `heads.kinds` does not list them. vLLM
-itself is not imported.
+and values are made of the target's states. They are not trained here, so that `heads.kinds` does not list them. No
+engine is imported.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from eagle_plugin.heads.block_config import ARCHITECTURE, METHOD, block_rows, is_block_drafter, options_of
+from eagle_plugin.heads.block_config import ALGORITHM, ARCHITECTURE, METHOD, block_rows, is_block_drafter, options_of
 from eagle_plugin.heads.checkpoint import check_shapes, check_values, size_of
 from eagle_plugin.heads.description import HeadDescription, read_head
 from eagle_plugin.heads.files import HeadError, LeftToEngine, StoredTensor, check_mask_token, read_config, text_config
@@ -19,6 +19,40 @@ from eagle_plugin.heads.other_layouts import SLIDING
 from eagle_plugin.heads.vllm_rules import draft_vocabulary
 
 _LAYER = "layers.{}."
+_TABLES = ("embed_tokens.weight", "lm_head.weight", "d2t", "t2d")
+
+
+class Engine(NamedTuple):
+    """What differs between the engines."""
+
+    name: str
+    chosen: str  # what of its flags chooses block drafters
+    served: str  # with which flag it serves them
+    tokens: str  # the flag of the drafted tokens
+    counted: int  # of the block's tokens the flag does not count so many
+    reads_tables: bool  # whether its class reads an embedding, an output layer and a draft vocabulary of the drafter
+    reads_speculators: bool  # whether it reads the config.json of speculators
+
+
+VLLM = Engine(
+    name="vLLM",
+    chosen=f"--speculative-config has method {METHOD}",
+    served=f'"method": "{METHOD}" in --speculative-config',
+    tokens="num_speculative_tokens",
+    counted=1,
+    reads_tables=True,
+    reads_speculators=True,
+)
+SGLANG = Engine(
+    name="SGLang",
+    chosen=f"--speculative-algorithm is {ALGORITHM}",
+    served=f"--speculative-algorithm {ALGORITHM}",
+    tokens="--speculative-num-draft-tokens",
+    counted=0,
+    reads_tables=False,
+    reads_speculators=False,
+)
+ENGINES = (VLLM, SGLANG)
 
 
 class BlockInfo(NamedTuple):
@@ -36,20 +70,21 @@ class BlockInfo(NamedTuple):
     bytes: int
 
 
-def describe_block(target_dir: str | Path, head_dir: str | Path) -> BlockInfo:
-    """Check that vLLM's class can load the block drafter in `head_dir` for the target, and that our worker serves it.
+def describe_block(target_dir: str | Path, head_dir: str | Path, engine: Engine = VLLM) -> BlockInfo:
+    """Check that an engine's class can load the block drafter in `head_dir` for the target, and that our worker serves
+    it.
 
     Raises:
-        HeadError: for the first thing that no worker can serve; `LeftToEngine` for what vLLM's own may.
+        HeadError: for the first thing that no worker can serve; `LeftToEngine` for what the engine's own may.
     """
     head, target = read_head(head_dir), text_config(read_config(target_dir))
     folder, config, options = head.folder, head.config, options_of(head.config)
     if not is_block_drafter(head.written):
         raise HeadError(
             f"{folder} has architectures {head.written.get('architectures')}, which is no block drafter, but "
-            f"--speculative-config has method {METHOD}; eagle-plugin check names the method of this head"
+            f"{engine.chosen}; eagle-plugin check names the flags of this head"
         )
-    _refuse_other_kinds(head, options)
+    _refuse_other_kinds(head, options, engine)
     vocabulary, hidden = target["vocab_size"], config["hidden_size"]
     wide = config.get("target_hidden_size") or hidden
     for key, found, wanted in (
@@ -66,6 +101,8 @@ def describe_block(target_dir: str | Path, head_dir: str | Path) -> BlockInfo:
         raise HeadError(f"{folder} has mask_token_id {token!r}, wanted a whole number in dflash_config")
     check_mask_token(token, vocabulary, f"{folder} has mask_token_id")
     layers = _target_layers(options, target["num_hidden_layers"], folder)
+    if not engine.reads_tables:
+        _refuse_other_widths(wide, hidden, layers, target["num_hidden_layers"], folder)
     block = config.get("block_size", options.get("block_size"))
     if block is not None and (type(block) is not int or block < 2):
         raise HeadError(
@@ -78,8 +115,8 @@ def describe_block(target_dir: str | Path, head_dir: str | Path) -> BlockInfo:
         )
     tensors = head.by_parameter()
     wanted_tensors = dict(_wanted(config, len(layers) * wide))
-    size = draft_vocabulary(head, tensors, vocabulary)
-    if "lm_head.weight" in tensors:
+    size = draft_vocabulary(head, tensors, vocabulary) if engine.reads_tables else vocabulary
+    if engine.reads_tables and "lm_head.weight" in tensors:
         wanted_tensors["lm_head.weight"] = size, hidden
     check_shapes(wanted_tensors, tensors, folder)
     _refuse_unknown(tensors, wanted_tensors, folder)
@@ -88,22 +125,44 @@ def describe_block(target_dir: str | Path, head_dir: str | Path) -> BlockInfo:
     return BlockInfo(hidden, vocabulary, size, layers, head.num_layers, block, token, **size_of(used)._asdict())
 
 
-def block_warnings(head_dir: str | Path, draft_tokens: int) -> list[str]:
+def block_warnings(head_dir: str | Path, draft_tokens: int, engine: Engine = VLLM) -> list[str]:
     """Sentences for the log about a drafter that will be served with so many drafted tokens per round."""
-    rows = block_rows(read_head(head_dir).config)
-    if rows is None or rows <= draft_tokens + 1:
-        return []
-    return [
-        f"{head_dir} has block_size {rows}, and num_speculative_tokens {draft_tokens} makes blocks of "
-        f"{draft_tokens + 1} tokens, as in vLLM itself; the drafts are those that it was trained for from "
-        f"num_speculative_tokens {rows - 1} on"
-    ]
+    head, warnings = read_head(head_dir), []
+    rows, own = block_rows(head.config), 1 - engine.counted
+    if rows is not None and rows > draft_tokens + 1:
+        warnings.append(
+            f"{head_dir} has block_size {rows}, and {engine.tokens} {draft_tokens + own} makes blocks of "
+            f"{draft_tokens + 1} tokens, as in {engine.name} itself; the drafts are those that it was trained for from "
+            f"{engine.tokens} {rows - engine.counted} on"
+        )
+    unread = [] if engine.reads_tables else [name for name in _TABLES if name in head.by_parameter()]
+    if unread:
+        warnings.append(
+            f"{head_dir} has {', '.join(unread)}, which {engine.name}'s class does not read: it has the embedding and "
+            "the output layer of the target, with which the drafter may have been trained or not"
+        )
+    return warnings
 
 
-def _refuse_other_kinds(head: HeadDescription, options: dict[str, Any]) -> None:
-    """Raise LeftToEngine for drafters, or parts of them, that vLLM's own worker may serve and ours does not."""
+def _refuse_other_widths(wide: int, hidden: int, layers: tuple[int, ...], count: int, folder: Path) -> None:
+    """Raise LeftToEngine for states of the target that SGLang's class, or its targets, do not give."""
+    if wide != hidden:
+        raise LeftToEngine(
+            f"{folder} has hidden_size {hidden}, wanted the target's, {wide}: SGLang's class has one for both"
+        )
+    if layers[-1] == count - 1:
+        raise LeftToEngine(
+            f"{folder} has target_layer_ids with {count - 1}, the target's last layer, whose output most of SGLang's "
+            "targets do not keep"
+        )
+
+
+def _refuse_other_kinds(head: HeadDescription, options: dict[str, Any], engine: Engine) -> None:
+    """Raise LeftToEngine for drafters, or parts of them, that the engine's own worker may serve and ours does not."""
     config, folder = head.config, head.folder
     kind, names = head.written.get("speculators_model_type"), head.written.get("architectures")
+    if kind == "dflash" and not engine.reads_speculators:
+        raise LeftToEngine(f"{folder} has speculators_model_type {kind}, which {engine.name} does not read")
     if kind not in (None, "dflash") or kind is None and names != [ARCHITECTURE]:
         raise LeftToEngine(
             f"{folder} has {f'speculators_model_type {kind}' if kind else f'architectures {names}'}: of the block "
@@ -123,6 +182,10 @@ def _refuse_other_kinds(head: HeadDescription, options: dict[str, Any]) -> None:
         ),
         (options.get("sample_from_anchor"), "sample_from_anchor true: it is not served yet"),
         (options.get("attention_sink_bias") or config.get("add_swa_attention_sink_bias"), "attention sinks: not yet"),
+        *(
+            (not engine.reads_tables and options.get(key), f"{key} in dflash_config: only plain drafters are served")
+            for key in ("projector_type", "conv_kernel_size", "selector_rank", "shift_label")
+        ),
         (
             (folder / "mask_embedding.pt").is_file(),
             "mask_embedding.pt: a pickled file is never loaded by the plugin",
@@ -150,7 +213,7 @@ def _target_layers(options: dict[str, Any], count: int, folder: Path) -> tuple[i
 
 
 def _wanted(config: dict[str, Any], width: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """The tensors that vLLM's class would otherwise leave at random values; width: of what fc reads."""
+    """The tensors that an engine's class would otherwise leave at random values; width: of what fc reads."""
     hidden, inner, heads = (config[key] for key in ("hidden_size", "intermediate_size", "num_attention_heads"))
     dim = config.get("head_dim") or hidden // heads
     q, kv = heads * dim, (config.get("num_key_value_heads") or heads) * dim
@@ -177,7 +240,7 @@ def _wanted(config: dict[str, Any], width: int) -> Iterator[tuple[str, tuple[int
 
 
 def _refuse_unknown(tensors: dict[str, StoredTensor], wanted: dict[str, Any], folder: Path) -> None:
-    unknown = sorted(tensors.keys() - wanted.keys() - {"embed_tokens.weight", "d2t", "t2d"})
+    unknown = sorted(tensors.keys() - wanted.keys() - set(_TABLES))
     if unknown:
         raise LeftToEngine(
             f"{folder} has {', '.join(unknown[:3])}, which a DFlash drafter does not have: only plain ones are served"

@@ -6,6 +6,7 @@ A P-EAGLE head (arXiv 2602.01469) drafts all levels after the first in one forwa
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -40,15 +41,36 @@ class Block(NamedTuple):
     rows: int  # of the block, the root's included: 2 or more
 
 
+class BlockRows(NamedTuple):
+    """The rows of a block per request, R of them."""
+
+    tokens: Tensor  # [b, R] int32: the root token, then masks
+    positions: Tensor  # [b, R] int64: L .. L + R - 1
+    ancestors: Tensor  # [b, R] int64, as in `TreeRows`: all rows see each other, or those before them only
+
+    @classmethod
+    def of(cls, block: Block, roots: Tensor, lengths: Tensor, is_causal: bool) -> BlockRows:
+        """roots [b]: the last accepted tokens, which have no keys yet; lengths [b] int64: L."""
+        (mask, rows), b, device = block, len(roots), roots.device
+        tokens = torch.full((b, rows), mask, dtype=torch.int32, device=device)
+        tokens[:, 0] = roots
+        seen = chain_ancestors(rows, device)
+        seen = seen if is_causal else seen[-1:].expand(rows)
+        return cls(tokens, lengths[:, None] + torch.arange(rows, device=device), seen.repeat(b, 1))
+
+
 class HeadLevels(NamedTuple):
     """How a head drafts levels; mask: of a head that drafts them over masked rows; block: of a block drafter."""
 
     mask: MaskRow | None = None
     block: Block | None = None
+    in_draft: bool = False  # whether the block is read as a round begins, and not after the accepted tokens
 
     @property
     def kind(self) -> Levels:
         """Which says how many forwards of how many rows there are in a draft."""
+        if self.in_draft:
+            return Levels.BLOCK
         return Levels.RECURRENT if self.mask is None and self.block is None else Levels.PARALLEL
 
     def masked_rows(self, shape: Shape) -> MaskedRows | None:
@@ -79,6 +101,16 @@ def block_of(levels: HeadLevels) -> Block:
     """The block of a block drafter."""
     assert levels.block is not None
     return levels.block
+
+
+def block_levels(states: Tensor, steps: int, top_m: int, logits_of: Callable[[Tensor], Tensor]) -> TopM:
+    """The lists [b, steps, M] of a block's first levels, from the head's states [b, R, H] of its rows.
+
+    logits_of: of states [b * steps, H].
+    """
+    b = len(states)
+    top = TopM.of(logits_of(states[:, 1 : 1 + steps].flatten(0, 1)), top_m)
+    return TopM(*(values.view(b, steps, -1) for values in top))
 
 
 def masked_levels(masked: MaskedRows, lengths: Tensor, top_m: int, forward: HeadForward) -> TopM:

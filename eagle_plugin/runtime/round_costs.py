@@ -115,18 +115,19 @@ def is_much_faster(runs: Sequence[tuple[float, Callable[[], float]]]) -> bool:
 def costs_of(rounds: Mapping[Round, Phases], levels: Levels) -> Costs:
     """The costs of rounds from those of some shapes and batch sizes, over prefixes of one length.
 
-    What a draft of one level takes, without a forward of the head, counts as fixed; so some round must have one level.
+    What a draft takes without a forward of the head, of one level if it has one, counts as fixed; so some round must
+    have no more levels.
     """
     target, level, extend = [], [], []
-    first: dict[int, float] = {}  # by requests: of a draft of one level
+    first: dict[int, float] = {}  # by requests: of a draft without a forward
     for (b, shape, _), phases in rounds.items():
-        if shape.steps == 1:
+        if shape.steps == levels.without_forward:
             first[b] = min(phases.draft, first.get(b, phases.draft))
     for (b, shape, _), phases in rounds.items():
         target.append((b * shape.width, phases.target))
         if shape != PLAIN:
             extend.append((b * shape.max_accept_length, phases.extend))
-        if shape.steps > 1:
+        if shape.steps > levels.without_forward:
             rows, forwards = levels.forwards(shape)
             level.append((b * rows, max(phases.draft - first[b], SHORTEST) / forwards))
     return Costs(

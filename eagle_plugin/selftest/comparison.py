@@ -82,12 +82,11 @@ class Comparison:
     def head(self, found: HeadState, wanted: HeadState, exact: bool = True) -> bool:
         """What the head leaves for the next draft; whether it, and all that it was made from, is the same to the last
         bit."""
-        m = found.top.logp.shape[-1]
         exact &= self.rows("extend", "hidden states", found.hidden, wanted.hidden)
-        logp, logp_ = (finite(x.top.logp).view(-1, m) for x in (found, wanted))
+        logp, logp_ = (finite(x.top.logp).flatten(0, -2) for x in (found, wanted))
         exact &= self.rows("extend", "log p", logp, logp_)
         possible = found.top.logp > -torch.inf
-        tokens, tokens_ = ((x.top.tokens * possible).view(-1, m) for x in (found, wanted))
+        tokens, tokens_ = ((x.top.tokens * possible).flatten(0, -2) for x in (found, wanted))
         self.tokens("extend", "tokens", tokens, tokens_, exact)
         return exact
 

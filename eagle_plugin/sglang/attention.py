@@ -39,6 +39,14 @@ def scales_of(layer: Any, cache: torch.Tensor) -> tuple[torch.Tensor | None, tor
     return keys, values
 
 
+def write_kv(layer: Any, pool: Any, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+    """Store keys and values [N, Hkv, D] of an SGLang layer in these slots [N] int64 of its pool."""
+    keys, values = pool.get_key_buffer(layer.layer_id), pool.get_value_buffer(layer.layer_id)
+    # Divided in the model's dtype, as in the engine's own ``set_kv_buffer``; its rounding is part of the cache.
+    k, v = (x if by is None else x / by[0] for x, by in zip((k, v), scales_of(layer, keys), strict=True))
+    store_kv(keys, values, slots, k, v)
+
+
 class TreeAttention:
     """Proxy of an SGLang attention backend that serves forwards over draft trees itself.
 
@@ -103,13 +111,11 @@ class TreeAttention:
         table, prefix_lens = info.slot_table, rows.prefix_lens
         if layer.layer_id in self._sliding:
             prefix_lens, table, slots = info.sliding_rows
-            slots = slots[:, : rows.tail].reshape(-1)
+            slots = slots[:, : rows.tail].contiguous().view(-1)
         k_scale, v_scale = scales_of(layer, keys)
         # A layer that shares the keys of an earlier one gives none: that layer has stored them in the same forward.
         if save_kv_cache and k is not None and v is not None:
-            # Divided in the model's dtype, as in the engine's own ``set_kv_buffer``; its rounding is part of the cache.
-            k, v = (x if by is None else x / by[0] for x, by in ((k, k_scale), (v, v_scale)))
-            store_kv(keys, values, slots, k, v)
+            write_kv(layer, pool, slots, k, v)
         out = tree_attention(
             q.view(-1, layer.tp_q_head_num, layer.qk_head_dim),
             keys,

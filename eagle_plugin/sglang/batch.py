@@ -109,13 +109,15 @@ class BatchReader:
         keys: KeyTable,
         sliding: SlidingReader | None = None,
         has_axes: bool = False,
+        least: int = 0,
     ) -> None:
         """Room for up to `most` requests; req_to_token [P, C] int32 is the engine's table.
 
         reach: of the largest shape (`Shape.reach`). sliding: of a target with a pool for its sliding windows.
-        has_axes: of a target whose rotary positions have three.
+        has_axes: of a target whose rotary positions have three. least: slots after the committed tokens that every
+        round reads, of whatever shape.
         """
-        self._sliding, self._has_axes = sliding, has_axes
+        self._sliding, self._has_axes, self._least = sliding, has_axes, least
         device, columns = req_to_token.device, req_to_token.shape[1]
         self._req_to_token, self._keys, self._columns = req_to_token, keys, columns
         self._memory = memory = StaticMemory(device)
@@ -170,7 +172,7 @@ class BatchReader:
             view("prefix_lens", padded_b),
             view("requests", padded_b),
             view("rng_keys", padded_b),
-            view("slots", padded_b, shape.reach),
+            view("slots", padded_b, max(shape.reach, self._least)),
             view("table", padded_b, self._columns),
             self._memory.view_fields("sampling", SamplingParams, padded_b),
         )

@@ -94,7 +94,7 @@ class DeferredTokens:
         counts = left.clamp(0, longest)
         lengths = schedule_batch.seq_lens.long() - left.clamp(min=0)
         batch = reader.read(Shape.chain(longest - 1), schedule_batch, b, lengths)
-        places = torch.arange(longest, device=rows.device)
+        places = torch.arange(batch.start.slots.shape[1], device=rows.device)
         # The slots after the committed tokens are reserved for the caps of a round, and there may be fewer.
         batch.start.slots.masked_fill_(places >= counts[:, None], 0)
         accepted = Accepted(

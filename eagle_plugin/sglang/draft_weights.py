@@ -24,6 +24,11 @@ class Int8Linear(nn.Module):
     def weight(self) -> torch.Tensor:
         return self.original.weight
 
+    @property
+    def in_features(self) -> int:
+        """As of the original: SGLang's class for block drafters compares it."""
+        return self.original.in_features
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.packed.linear(x, self.original.bias) if self.packed.serves(x) else self.original(x)
 

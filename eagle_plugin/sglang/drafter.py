@@ -23,7 +23,7 @@ from eagle_plugin.core.verify import Accepted
 from eagle_plugin.kernels.accepted_path import AcceptedPath
 from eagle_plugin.runtime.lookups import Lookups
 from eagle_plugin.runtime.parallel_levels import HeadLevels
-from eagle_plugin.runtime.round import Drafts, HeadState, LevelRows, TopM, TreeRows, draft, top_m_of
+from eagle_plugin.runtime.round import Drafts, HeadState, LevelRows, LevelSource, TopM, TreeRows, draft, top_m_of
 from eagle_plugin.sglang.attention import TreeAttention
 from eagle_plugin.sglang.batch import RoundBatch
 from eagle_plugin.sglang.draft_weights import use_int8_weights
@@ -53,11 +53,6 @@ class DraftState(NamedTuple):
 
     head: HeadState
     roots: Tensor  # [b] int64: the last committed tokens
-
-    @classmethod
-    def relayed(cls, info: EagleDraftInput) -> DraftState:
-        """What the engine carries from round to round; its topk_p are log probabilities here."""
-        return cls(HeadState(TopM(info.topk_p, info.topk_index), info.hidden_states), info.bonus_tokens.long())
 
 
 class TreeDrafter(EagleDraftWorker):
@@ -95,9 +90,37 @@ class TreeDrafter(EagleDraftWorker):
         mapped = self.hot_token_id
         return int(self.draft_runner.model_config.vocab_size if mapped is None else len(mapped))
 
+    def relayed(self, info: Any) -> DraftState:
+        """What the engine has carried from the round before, in one of `carried` or of a prefill."""
+        return DraftState(HeadState(TopM(info.topk_p, info.topk_index), info.hidden_states), info.bonus_tokens.long())
+
+    def carried(self, state: DraftState, new_lens: Tensor) -> Any:
+        """What the engine carries to the next round of requests with these lengths [b]; topk_p are logarithms."""
+        return EagleDraftInput(
+            topk_p=state.head.top.logp,
+            topk_index=state.head.top.tokens,
+            hidden_states=state.head.hidden,
+            bonus_tokens=state.roots,
+            num_tokens_per_req=1,
+            num_tokens_for_logprob_per_req=1,
+        )
+
     def draft_tree(self, batch: RoundBatch, state: DraftState) -> Drafts:
         """Draft one tree per request from what the last accepted row of the head left."""
-        top_m = top_m_of(batch.shape, batch.is_greedy)
+        with self._contexts():
+            return draft(
+                batch.shape,
+                state.roots,
+                self._levels(batch, state, top_m_of(batch.shape, batch.is_greedy)),
+                batch.sampling,
+                None if batch.is_greedy else batch.rng_keys,
+                batch.prefix_lens,
+                self.hot_token_id,
+                lookup=None if self.lookups is None else self.lookups.of(batch.requests),
+            )
+
+    def _levels(self, batch: RoundBatch, state: DraftState, top_m: int) -> LevelSource | TopM:
+        """Where the levels of a round's trees come from; top_m: how many tokens to list per node."""
 
         def forward(rows: LevelRows) -> tuple[Tensor, Tensor]:
             output = self._forward(
@@ -117,17 +140,7 @@ class TreeDrafter(EagleDraftWorker):
             )
             return output.next_token_logits, output.hidden_states
 
-        with self._contexts():
-            return draft(
-                batch.shape,
-                state.roots,
-                self.levels.source(batch.shape, state.head, batch.prefix_lens, top_m, forward),
-                batch.sampling,
-                None if batch.is_greedy else batch.rng_keys,
-                batch.prefix_lens,
-                self.hot_token_id,
-                lookup=None if self.lookups is None else self.lookups.of(batch.requests),
-            )
+        return self.levels.source(batch.shape, state.head, batch.prefix_lens, top_m, forward)
 
     def extend(self, batch: RoundBatch, accepted: Accepted, path: AcceptedPath, hidden: Tensor) -> DraftState:
         """Feed the accepted tokens to the head and list the most likely children of the next root.

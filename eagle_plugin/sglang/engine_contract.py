@@ -13,9 +13,12 @@ CONTRACT: Contract = {
     "sglang.srt.arg_groups.speculative_hook": {
         "_handle_eagle_family": "server_args ...",
         "_auto_choose_speculative_params": "server_args model_arch ...",
+        "_handle_dflash": "server_args ...",
+        "_disable_overlap_schedule_for_cpu": "server_args",
     },
     "sglang.srt.server_args": {"prepare_server_args": "argv"},
     "sglang.srt.sampling.sampling_params.SamplingParams": {"verify": "self vocab_size", "custom_params": ""},
+    "sglang.srt.arg_groups.overrides": {"declare_resolution": "server_args source fields", "resolving_view": ""},
     # Who makes the worker, and what the worker is.
     "sglang.srt.managers.scheduler.Scheduler": attributes(
         "maybe_init_draft_worker init_model_worker init_all_cuda_graphs init_all_attention_backends run_batch"
@@ -33,7 +36,8 @@ CONTRACT: Contract = {
         "init_lm_head": "self",
         "_capture_cuda_graphs": "self",
         "draft": "",
-        "_draft_extend_for_prefill": "",
+        "_draft_extend_for_prefill": "self batch target_hidden_states next_token_ids ...",
+        "_rebuild_topk1_chain_buffers": "self",
         **attributes("draft_runner hot_token_id target_worker topk"),
     },
     "sglang.srt.managers.tp_worker.TpModelWorker": {
@@ -135,6 +139,28 @@ CONTRACT: Contract = {
     "sglang.srt.managers.tokenizer_manager.TokenizerManager": {
         "_calculate_spec_decoding_metrics": "self meta_info recv_obj i",
         **attributes("init_running_status server_status"),
+    },
+    # Block drafters.
+    "sglang.srt.speculative.dflash_worker_v2.DFlashWorkerV2": {"__init__": ""},
+    "sglang.srt.speculative.spec_info.SpeculativeAlgorithm": {"is_dflash": "self"},
+    "sglang.srt.speculative.draft_worker_common": {"make_draft_input_v2": "bonus_tokens new_seq_lens"},
+    "sglang.srt.speculative.dflash_info_v2.DFlashDraftInputV2": attributes("bonus_tokens new_seq_lens"),
+    "sglang.srt.models.dflash.DFlashDraftModel": {
+        "forward": "self input_ids positions forward_batch input_embeds ...",
+        "project_target_hidden": "self target_hidden",
+        "prepare_context_hidden_for_kv": "self layer ctx_hidden",
+        **attributes("layers config"),
+    },
+    "sglang.srt.models.dflash.DFlashAttention": {
+        "kv_proj_only": "self hidden_states",
+        "apply_k_norm": "self k",
+        "apply_k_rope": "self positions k",
+        **attributes("attn num_kv_heads head_dim use_table_qk_norm_rope"),
+    },
+    "sglang.srt.layers.logits_processor.LogitsProcessor": {"_compute_lm_head": "self hidden_states lm_head ..."},
+    "sglang.srt.mem_cache.memory_pool.KVCache": {
+        "get_key_buffer": "self layer_id",
+        "get_value_buffer": "self layer_id",
     },
     # A head's class and its linear layers.
     "sglang.srt.layers.quantization.unquant.UnquantizedLinearMethod": {"apply": "self layer x bias"},

@@ -8,7 +8,7 @@ backends: so the two objects get back the engine's classes, and run the steps of
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,8 +25,8 @@ from eagle_plugin.sglang.attention import TreeAttention
 from eagle_plugin.sglang.releases import sharded_as_drafter
 
 
-def fall_back(worker: Any) -> None:
-    """Give the worker the engine's class, attention, sampler and graphs.
+def fall_back(worker: Any, reasons: Sequence[str] = ()) -> None:
+    """Give the worker the engine's class, attention, sampler and graphs; reasons: what the self-test found.
 
     Raises:
         StartRefused: that failed too. The record of the self-test leaves the next start to the engine from the first.
@@ -34,17 +34,19 @@ def fall_back(worker: Any) -> None:
     try:
         _restore(worker)
     except Exception as error:
-        first = first_line(error)
+        first, found = first_line(error), f" ({reasons[0]})" if reasons else ""
         raise StartRefused(
             UserError(
-                f"the self-test failed and SGLang's own worker could not take over ({first}); start the server again: "
-                "from now on it is served by SGLang's own worker"
+                f"the self-test failed{found} and SGLang's own worker could not take over ({first}); start the server "
+                "again: from now on it is served by SGLang's own worker"
             )
         ) from error
 
 
 def _restore(worker: Any) -> None:
     target, drafter = worker.target_worker, worker.draft_worker
+    if drafter.levels.block is not None:
+        raise UserError("its worker for block drafters is no class that ours is made of")
     runner, draft_runner = target.model_runner, drafter.draft_runner
     # And with them the graphs.
     for name in ("_round", "_reader", "_verifier", "_keys", "_sampler", "_ranks", "_shared", "shapes"):

@@ -33,10 +33,12 @@ class TreeForward:
         slots: Tensor,
         info: Any,
         logits_buffer: Tensor | None = None,
+        embeddings: Tensor | None = None,
     ) -> LogitsProcessorOutput:
         """Run the model over tokens, positions, slots [N] int64; info is a spec input with ``tree_rows``.
 
-        logits_buffer [N, vocabulary] float32, if given, receives the logits.
+        logits_buffer [N, vocabulary] float32, if given, receives the logits. embeddings [N, H]: of the tokens, for a
+        model without a table of them.
         """
         forward_batch = ForwardBatch(
             forward_mode=mode,
@@ -58,4 +60,6 @@ class TreeForward:
             spread_rows(self._runner, forward_batch, self._replicas)
         model = self._runner.model
         with forward_of(model, self._attention, forward_batch):
+            if embeddings is not None:
+                return model.forward(tokens, positions, forward_batch, embeddings)
             return model.forward(tokens, positions, forward_batch)

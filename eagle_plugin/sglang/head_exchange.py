@@ -25,7 +25,9 @@ from eagle_plugin.sglang.eagle3_model import Eagle3Head
 
 
 def mailbox_of(worker: Any) -> HeadMailbox | None:
-    """Where this rank of a server is told of other heads; None where it is not."""
+    """Where this rank of a server is told of other heads; None where it is not, or with a block drafter."""
+    if worker.draft_worker.levels.block is not None:
+        return None
     arguments, parallel = worker.server_args, get_parallel()
     served = Served(
         "sglang", arguments.model_path, arguments.speculative_draft_model_path, arguments.speculative_algorithm

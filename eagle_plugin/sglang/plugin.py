@@ -1,4 +1,4 @@
-"""Entry point ``sglang.srt.plugins``: our worker serves the built-in algorithms EAGLE and EAGLE3.
+"""Entry point ``sglang.srt.plugins``: our worker serves the built-in algorithms EAGLE, EAGLE3 and DFLASH.
 
 SGLang calls :func:`register` in every process that it starts (launcher, scheduler, detokenizer). It swallows whatever
 a plugin raises, so a failure half way must not leave some hooks registered: nothing before the registrations may fail.
@@ -18,10 +18,12 @@ from eagle_plugin.traffic.settings import FOLDER
 
 logger = logging.getLogger("eagle_plugin")
 
-ALGORITHMS = ("EAGLE", "EAGLE3")
+ALGORITHMS = ("EAGLE", "EAGLE3", "DFLASH")
+ENGINE_WORKERS = ("EAGLEWorkerV2", "DFlashWorkerV2")
 
 CREATE_WORKER = "sglang.srt.speculative.spec_info.SpeculativeAlgorithm.create_worker"
 RESOLVE_ARGUMENTS = "sglang.srt.arg_groups.speculative_hook._handle_eagle_family"
+RESOLVE_BLOCK_ARGUMENTS = "sglang.srt.arg_groups.speculative_hook._handle_dflash"
 AUTO_PARAMETERS = "sglang.srt.arg_groups.speculative_hook._auto_choose_speculative_params"
 PREPARE_ARGUMENTS = "sglang.srt.server_args.prepare_server_args"
 ROW_ROOM = "sglang.srt.mem_cache.allocation_sizing.get_req_to_token_extra_context_len"
@@ -39,6 +41,7 @@ def register() -> None:
 
     HookRegistry.register(CREATE_WORKER, _create_worker, HookType.AROUND)
     HookRegistry.register(RESOLVE_ARGUMENTS, _check_arguments, HookType.AFTER)
+    HookRegistry.register(RESOLVE_BLOCK_ARGUMENTS, _resolve_block_arguments, HookType.AROUND)
     HookRegistry.register(AUTO_PARAMETERS, _auto_parameters, HookType.AROUND)
     HookRegistry.register(ROW_ROOM, _room_for_rounds, HookType.AROUND)
     for name in (*WEIGHTS_FROM, "begin_weight_update", "end_weight_update"):
@@ -64,10 +67,9 @@ def _differences() -> Sequence[object]:
 def _create_worker(original: Any, algorithm: Any, server_args: Any) -> Any:
     """AROUND ``SpeculativeAlgorithm.create_worker``: our factory where the engine would run ``EAGLEWorkerV2``."""
     engine_worker = original(algorithm, server_args)
-    from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
-
-    # STANDALONE runs on the same engine class, with a draft model instead of a head.
-    if engine_worker is not EAGLEWorkerV2 or algorithm.name not in ALGORITHMS:
+    # By their names: importing the classes would load more. STANDALONE runs on the class for EAGLE, with a draft model
+    # instead of a head.
+    if engine_worker.__name__ not in ENGINE_WORKERS or algorithm.name not in ALGORITHMS:
         return engine_worker
     from eagle_plugin.sglang.support import worker_factory
 
@@ -80,6 +82,14 @@ def _check_arguments(result: Any, server_args: Any) -> Any:
 
     check_launch(server_args)
     return result
+
+
+def _resolve_block_arguments(original: Any, server_args: Any) -> None:
+    """AROUND the engine's resolution of the flags of block drafters; the check of the drafter comes after it."""
+    from eagle_plugin.sglang.preflight import check_launch, resolve_block_flags
+
+    resolve_block_flags(original, server_args)
+    check_launch(server_args)
 
 
 def _add_middleware(server_args: Any, argv: Any) -> Any:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from eagle_plugin.common.errors import UserError
 from eagle_plugin.core.shape import Shape
+from eagle_plugin.heads.block_config import ALGORITHM
+from eagle_plugin.heads.block_drafter import SGLANG, block_warnings, describe_block
 from eagle_plugin.heads.description import read_head
 from eagle_plugin.heads.files import HeadError, LeftToEngine
 from eagle_plugin.heads.manifest import parallel_levels
@@ -18,6 +21,8 @@ from eagle_plugin.policy.shapes import CPU_SHAPE, shape_for
 from eagle_plugin.runtime.head_mailbox import check_folder
 from eagle_plugin.runtime.preflight import can_check, head_architecture, head_warnings
 from eagle_plugin.runtime.startup import LEFT
+from eagle_plugin.sglang.block_flags import resolve_on_cpu
+from eagle_plugin.sglang.block_support import GPUS_ONLY, unsupported_block_flags
 from eagle_plugin.sglang.support import has_own_draft_class, unsupported_flags
 from eagle_plugin.sglang.synthetic import synthetic_rates
 
@@ -40,7 +45,9 @@ def check_launch(server_args: Any) -> None:
     os.environ.pop(LEFT, None)
     algorithm = arguments.speculative_algorithm
     target, head = arguments.model_path, arguments.speculative_draft_model_path
-    if algorithm not in ("EAGLE", "EAGLE3") or unsupported_flags(arguments):
+    if algorithm not in ("EAGLE", "EAGLE3", ALGORITHM):
+        return
+    if unsupported_flags(arguments) or unsupported_block_flags(arguments, server_args):
         return
     try:
         policy_mode()
@@ -59,6 +66,11 @@ def check_launch(server_args: Any) -> None:
     if not can_check(target, head):
         return
     try:
+        if algorithm == ALGORITHM:
+            describe_block(target, head, SGLANG)
+            for warning in block_warnings(head, arguments.speculative_num_draft_tokens - 1, SGLANG):
+                logger.warning("eagle-plugin: %s", warning)
+            return
         if has_own_draft_class(head_architecture(head)):
             return
         if arguments.device == "cpu" and read_head(head).leftover_quantisation:
@@ -69,9 +81,26 @@ def check_launch(server_args: Any) -> None:
         for warning in head_warnings(target, head, algorithm, arguments.speculative_num_steps):
             logger.warning("eagle-plugin: %s", warning)
     except LeftToEngine as reason:
+        if algorithm == ALGORITHM and arguments.device == "cpu":
+            raise SystemExit(f"eagle-plugin: {reason}; {GPUS_ONLY}") from reason
         os.environ[LEFT] = str(reason)
     except HeadError as error:
         raise SystemExit(f"eagle-plugin: {error}") from error
+
+
+def resolve_block_flags(original: Callable[[Any], None], server_args: Any) -> None:
+    """AROUND SGLang's resolution of the flags of block drafters, which a CPU gets from us where we serve."""
+    from sglang.srt.arg_groups.overrides import resolving_view
+
+    arguments = resolving_view(server_args)
+    if arguments.device != "cpu":
+        original(server_args)
+        return
+    if reasons := unsupported_flags(arguments) + unsupported_block_flags(arguments, server_args):
+        logger.warning("eagle-plugin: %s is not served on a CPU: %s", ALGORITHM, "; ".join(reasons))
+        original(server_args)  # says that SGLang's own worker serves it on GPUs only
+        return
+    resolve_on_cpu(arguments, server_args)
 
 
 def auto_parameters(server_args: Any, chosen: tuple[int, int, int]) -> Shape:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from sglang.srt.managers.utils import GenerationBatchResult
 from sglang.srt.speculative.eagle_info import EagleDraftInput
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.core.verify import Accepted
@@ -34,10 +36,12 @@ def round_result(
     logprobs: LogitsProcessorOutput | None,
     features: Tensor | None,
     captured: bool,
+    carried: Callable[[DraftState, Tensor], Any],
 ) -> RoundResult:
     """The result of a round of b requests: copies, where it was `captured` and the next one overwrites the memory.
 
-    features [b * E, H]: the target's states of the accepted paths, if they were asked for.
+    features [b * E, H]: the target's states of the accepted paths, if they were asked for. carried: as of
+    `TreeDrafter.carried`.
     """
     b, shape = inputs.b, inputs.shape
 
@@ -47,7 +51,7 @@ def round_result(
     output = logprobs or LogitsProcessorOutput(next_token_logits=None)
     if features is not None:
         output.hidden_states = features
-    head, roots = state
+    after = tree_map_only(Tensor, lambda values: own(values[:b]), state)
     return RoundResult(
         logits_output=output,
         next_token_ids=own(kept.tokens).view(-1),
@@ -56,14 +60,7 @@ def round_result(
         speculative_output_stride=shape.max_accept_length,
         accept_lens=own(kept.lengths),
         new_seq_lens=new_lens,
-        next_draft_input=EagleDraftInput(
-            topk_p=own(head.top.logp[:b]),
-            topk_index=own(head.top.tokens[:b]),
-            hidden_states=own(head.hidden[:b]),
-            bonus_tokens=own(roots[:b]),
-            num_tokens_per_req=1,
-            num_tokens_for_logprob_per_req=1,
-        ),
+        next_draft_input=carried(after, new_lens),
     )
 
 

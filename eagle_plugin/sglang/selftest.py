@@ -19,6 +19,7 @@ from eagle_plugin.selftest.decision import decide, is_asked_for
 from eagle_plugin.selftest.shapes import CACHES, DTYPES, ModelShape, as_text
 from eagle_plugin.selftest.subject import Subject, round_key
 from eagle_plugin.sglang import version
+from eagle_plugin.sglang.block_flags import caps_of
 from eagle_plugin.sglang.dummy_batches import Parts, parts_of
 from eagle_plugin.sglang.fallback import fall_back
 from eagle_plugin.sglang.pools import chunk_of, windows_of
@@ -55,7 +56,7 @@ def check_rounds(worker: Any) -> bool:
         key = round_key(subject_of(runner), _device(runner))
         reasons = decide(key, lambda: test_rounds(parts_of(worker)), gather_objects, rank_logger(logger))
     if reasons:
-        fall_back(worker)
+        fall_back(worker, reasons)
     worker.announce(reasons)
     return not reasons
 
@@ -87,11 +88,11 @@ def subject_of(runner: Any) -> Subject:
     """
     from sglang.srt.layers.radix_attention import RadixAttention
     from sglang.srt.model_executor.cuda_graph_config import Backend, Phase, check_cuda_graph_backend
-    from sglang.srt.runtime_context import get_parallel, get_schedule, get_spec
+    from sglang.srt.runtime_context import get_parallel, get_schedule
 
     layer = next(layer for layer in runner.model.modules() if isinstance(layer, RadixAttention))
     config, draft = runner.model_config, runner.spec_aux_config.draft_model_config
-    trees, ranks = get_spec(), get_parallel().tp_size
+    trees, ranks = caps_of(runner), get_parallel().tp_size
     shape = ModelShape(
         heads=layer.tp_q_head_num,
         kv_heads=layer.tp_k_head_num,
@@ -103,9 +104,7 @@ def subject_of(runner: Any) -> Subject:
         window=max([-1, *windows_of(runner.model)]),
         chunk=chunk_of(runner),
         logit_cap=float(layer.logit_cap),
-        steps=trees.speculative_num_steps,
-        topk=trees.speculative_eagle_topk,
-        width=trees.speculative_num_draft_tokens,
+        **trees._asdict(),
     )
     graphs = emulated() if runner.device == "cpu" else not check_cuda_graph_backend(Phase.DECODE, Backend.DISABLED)
     real_round = {

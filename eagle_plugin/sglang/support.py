@@ -16,6 +16,7 @@ from functools import cache
 from typing import Any
 
 from eagle_plugin.core.shape import MAX_WIDTH
+from eagle_plugin.heads.block_config import ARCHITECTURE
 from eagle_plugin.heads.files import HeadError
 from eagle_plugin.kernels import loader
 from eagle_plugin.runtime.gpu import Gpu, unsupported_gpu
@@ -23,6 +24,7 @@ from eagle_plugin.runtime.round_metrics import RejectionWatch
 from eagle_plugin.runtime.startup import LEFT, StartRefused, engine_serves, plugin_serves
 from eagle_plugin.runtime.synthetic import WARNING, source_of
 from eagle_plugin.sglang.adapters import unsupported_adapters
+from eagle_plugin.sglang.block_support import refuse_on_a_cpu, unsupported_block_drafters, worker_class
 from eagle_plugin.sglang.caches import NAMES, cache_dtypes, unsupported_cache
 from eagle_plugin.sglang.parallel_support import unsupported_flags_beside, unsupported_models_beside
 from eagle_plugin.sglang.ranks import rank_logger
@@ -160,7 +162,8 @@ def unsupported_models(target_runner: Any, draft_architecture: str) -> list[str]
         reasons.append(f"target {name}: linear-attention and state-space layers are not served yet")
     if config.is_encoder_decoder:
         reasons.append(f"target {name}: encoder-decoder models are not served")
-    if draft_architecture not in HEAD_ARCHITECTURES:
+    is_block = draft_architecture == ARCHITECTURE and target_runner.spec_algorithm.is_dflash()
+    if not is_block and draft_architecture not in HEAD_ARCHITECTURES:
         reasons.append(f"draft head {draft_architecture}: not one of {', '.join(HEAD_ARCHITECTURES)}")
     if type(target_runner.sampler).__name__ != "Sampler":
         reasons.append(f"sampler {type(target_runner.sampler).__name__}: only SGLang's own sampler is served")
@@ -246,14 +249,14 @@ def worker_factory(algorithm: str, engine_worker: type) -> Callable[..., Any]:
         runner, log = target_worker.model_runner, rank_logger(logger)
         reasons = unsupported_reasons(server_args, runner) or selftest.failed_kernels(runner)
         if reasons:
+            refuse_on_a_cpu(algorithm, runner.device, reasons)
             log.warning(engine_serves(algorithm, "SGLang", reasons))
             return engine_worker(**arguments)
         from eagle_plugin.sglang import eagle3_model, finish, metrics
-        from eagle_plugin.sglang.worker import TreeWorker
 
         eagle3_model.register()
         try:
-            worker = TreeWorker(**arguments)
+            worker = worker_class(algorithm)(**arguments)
         except HeadError as error:  # of a head on a model hub: those in folders were checked by the launcher
             raise StartRefused(error) from None
 
@@ -281,20 +284,22 @@ def unsupported_reasons(server_args: Any, target_runner: Any) -> list[str]:
     """Why our worker does not support this server; empty when it does."""
     from sglang.srt.arg_groups.model_override_base import resolved_view
 
-    reasons = unsupported_flags(resolved_view(server_args))
+    arguments = resolved_view(server_args)
+    reasons = unsupported_flags(arguments)
     if left := os.environ.get(LEFT):  # of the launcher's check
         reasons.append(left)
     draft_config = target_runner.spec_aux_config.draft_model_config
     reasons += unsupported_cache(target_runner)
     reasons += unsupported_models(target_runner, draft_config.hf_config.architectures[0])
-    reasons += unsupported_windows(target_runner, resolved_view(server_args))
-    reasons += unsupported_states(target_runner, resolved_view(server_args))
+    reasons += unsupported_windows(target_runner, arguments)
+    reasons += unsupported_states(target_runner, arguments)
     reasons += unsupported_adapters(target_runner)
-    reasons += unsupported_models_beside(resolved_view(server_args), target_runner, draft_config)
+    reasons += unsupported_models_beside(arguments, target_runner, draft_config)
+    reasons += unsupported_block_drafters(arguments, server_args, target_runner)
     if not reasons and target_runner.device == "cuda":
         from eagle_plugin.sglang.selftest import agree
 
         head_dims = [target_runner.model_config.head_dim, draft_config.head_dim]
-        caches = cache_dtypes(target_runner, resolved_view(server_args))
+        caches = cache_dtypes(target_runner, arguments)
         reasons += agree(unsupported_gpu(Gpu.current(), head_dims, caches))  # of all ranks
     return reasons

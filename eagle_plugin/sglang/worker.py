@@ -64,6 +64,7 @@ class TreeWorker(EAGLEWorkerV2):
     (``tests/engines/sglang/test_contract.py`` compares the two lists).
     """
 
+    drafter_class: type[TreeDrafter] = TreeDrafter
     _mailbox: HeadMailbox | None = None  # where heads may be exchanged
     announce: Callable[[list[str]], None]  # says who serves, with the reasons where it is not this worker
 
@@ -81,19 +82,24 @@ class TreeWorker(EAGLEWorkerV2):
         self.speculative_algorithm = SpeculativeAlgorithm.from_string(spec.speculative_algorithm)
         self.enable_dp_spec_prefill_coordination = False
         self._hosts_draft = True
-        self._draft_worker = TreeDrafter(server_args, gpu_id, nccl_port, target_worker)
+        self._draft_worker = self.drafter_class(server_args, gpu_id, nccl_port, target_worker)
         self.adaptive_controller = None
         # Read by the engine's worker only on paths that are not ours; kept so that the two stay interchangeable.
         self.num_new_pages_per_topk = torch.empty((), dtype=torch.int64, device=self.device)
         self.extend_lens = torch.empty((), dtype=torch.int64, device=self.device)
         self.plan_stream, self.plan_stream_ctx = None, contextlib.nullcontext()
-        self.shape = Shape(self.speculative_num_steps, self.topk, self.speculative_num_draft_tokens)
-        if mask_of(self._draft_worker.draft_runner.model) is not None:
-            self.shape = self.shape.within_steps(trained_depths(server_args.speculative_draft_model_path))
+        self.shape = self._caps(server_args)
         self.synthetic = synthetic_rates(self.shape.steps)  # None: acceptance is real
         self.shapes = ShapeChooser(self.shape, None)  # the policy comes when the costs of a round are known
         self._draft_clock = DraftClock(self.device, rank_logger(logging.getLogger("eagle_plugin")))
         self._limits = LimitMaker(self.device)
+
+    def _caps(self, server_args: Any) -> Shape:
+        """The caps of every round's trees."""
+        caps = Shape(self.speculative_num_steps, self.topk, self.speculative_num_draft_tokens)
+        if mask_of(self._draft_worker.draft_runner.model) is None:
+            return caps
+        return caps.within_steps(trained_depths(server_args.speculative_draft_model_path))
 
     def init_attention_backends(self) -> None:
         """Wrap the target's attention backend and the head's, after the engine has made both."""
@@ -124,7 +130,16 @@ class TreeWorker(EAGLEWorkerV2):
         if layers:
             window = max(windows_of(runner.model), default=0)
             sliding = SlidingReader(pools[1], window, reach, pool.size, table.shape[1], chunk)
-        self._reader = BatchReader(reach, pool.size, table, self._keys, sliding, runner.model_config.model_is_mrope)
+        block = drafter.levels.block
+        self._reader = BatchReader(
+            reach,
+            pool.size,
+            table,
+            self._keys,
+            sliding,
+            runner.model_config.model_is_mrope,
+            least=0 if block is None else block.rows,
+        )
         self._round = DecodeRound(drafter, self._verifier, self._reader, self._adapters)
         if self.synthetic is None:
             config, log = runner.model_config, rank_logger(logging.getLogger("eagle_plugin"))
@@ -211,7 +226,8 @@ class TreeWorker(EAGLEWorkerV2):
         features = output.features[accepted_rows(kept, shape.width).view(-1)] if batch.return_hidden_states else None
         read = partial(self._round.extend, inputs, accepted, output, state)
         state = self._draft_clock.time_reading(shape, read)
-        result = round_result(inputs, kept, new_lens, state, logprobs, features, self._round.is_captured(inputs))
+        captured, carried = self._round.is_captured(inputs), self._draft_worker.carried
+        result = round_result(inputs, kept, new_lens, state, logprobs, features, captured, carried)
         path_sums = partial(self._round.path_sums, inputs)
         result.served = self.shapes.launched(shape, b, prefix_tokens, real, path_sums, drafting)
         if self._round.sizes():
@@ -224,7 +240,7 @@ class TreeWorker(EAGLEWorkerV2):
 
         longest: no request has more of them.
         """
-        state, deferred = DraftState.relayed(batch.spec_info), self._round.deferred
+        state, deferred = self._draft_worker.relayed(batch.spec_info), self._round.deferred
         if deferred is not None and longest and (longest >= deferred.most or shape != PLAIN):
             return deferred.read(batch, self._reader, self._draft_worker, state, longest)
         return state

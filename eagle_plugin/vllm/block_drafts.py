@@ -17,10 +17,9 @@ from vllm import _custom_ops
 from vllm.forward_context import set_forward_context
 
 from eagle_plugin.core.shape import Shape
-from eagle_plugin.core.tree import chain_ancestors
 from eagle_plugin.heads.block_config import mask_token_of
-from eagle_plugin.runtime.parallel_levels import Block, HeadLevels, block_of
-from eagle_plugin.runtime.round import HeadState, TopM, TreeRows, top_m_of
+from eagle_plugin.runtime.parallel_levels import Block, BlockRows, HeadLevels, block_levels, block_of
+from eagle_plugin.runtime.round import HeadState, TreeRows, top_m_of
 from eagle_plugin.vllm.attention import Rows, TreeMetadata
 from eagle_plugin.vllm.block_support import levels_of_drafter
 from eagle_plugin.vllm.deferred_extend import DeferredRows
@@ -95,19 +94,14 @@ class BlockForwards(HeadForwards):
 
         roots [b]: the last accepted token, which has no keys yet; lengths [b] int64: L; slot_table [b, S].
         """
-        (mask, rows), b, device = block_of(self.levels), len(roots), roots.device
-        tokens = torch.full((b, rows), mask, dtype=torch.int32, device=device)
-        tokens[:, 0] = roots
-        positions = lengths[:, None] + torch.arange(rows, device=device)
-        seen = chain_ancestors(rows, device)
-        seen = seen if self._is_causal else seen[-1:].expand(rows)
-        tree = TreeRows(torch.arange(b, device=device), lengths, seen.repeat(b, 1), rows)
+        tokens, positions, seen = BlockRows.of(block_of(self.levels), roots, lengths, self._is_causal)
+        (b, rows), device = tokens.shape, roots.device
+        tree = TreeRows(torch.arange(b, device=device), lengths, seen, rows)
         metadata = TreeMetadata(Rows(None, tree), slot_table, slot_table.gather(1, positions).long().view(-1))
         nothing = torch.empty(b * rows, 0, device=device)
         states, _ = self._forward(HeadRows(tokens.view(-1), positions.view(-1), nothing, metadata))
         states = states.view(b, rows, -1)
-        top = TopM.of(self._logits(states[:, 1 : 1 + shape.steps].flatten(0, 1)), top_m_of(shape, greedy))
-        return HeadState(TopM(*(values.view(b, shape.steps, -1) for values in top)), states[:, 0])
+        return HeadState(block_levels(states, shape.steps, top_m_of(shape, greedy), self._logits), states[:, 0])
 
     def _one_forward(self, rows: HeadRows) -> tuple[Tensor, Tensor]:
         tokens, positions, _, metadata = rows

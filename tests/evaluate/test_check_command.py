@@ -165,16 +165,28 @@ def test_a_block_drafter(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     for line in (
         "kind               dflash (block drafter)",
         'vLLM               "method": "dflash" in --speculative-config',
+        "SGLang             --speculative-algorithm DFLASH",
         "block              8 tokens, of which 7 are drafted",
         "aux hidden states  outputs of target layers 1, 3, 5, counted from 0",
     ):
         assert line + "\n" in printed
     assert json.loads(found.read_text())["block"] == 8
+    assert main(["check", str(target), str(head), "--engine", "sglang"]) == 0
+    printed = capsys.readouterr().out
+    assert "--speculative-algorithm DFLASH" in printed and "vLLM" not in printed
     commands = (
-        ["check", str(target), str(head), "--engine", "sglang"],
+        ["check", str(target), str(head), "--algorithm", "EAGLE3"],
         ["eval", str(target), str(head)],
         ["export", str(head), str(tmp_path / "new"), "--target", str(target)],
     )
     for command in commands:
         assert main(command) == 2
         assert "is a block drafter" in capsys.readouterr().err
+    last = json.loads((head / "config.json").read_text())
+    last["dflash_config"]["target_layer_ids"] = [1, 3, 6]  # SGLang does not keep the output of the last layer
+    (head / "config.json").write_text(json.dumps(last))
+    assert main(["check", str(target), str(head)]) == 0
+    printed = capsys.readouterr().out
+    assert '"method": "dflash"' in printed and "target_layer_ids with 6" in printed
+    assert main(["check", str(target), str(head), "--engine", "sglang"]) == 2
+    assert "target_layer_ids with 6" in capsys.readouterr().err

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from peagle_models import FREQUENCIES, HEAD_DIM, HEADS, copies_of
+from safetensors.torch import load_file, save_file
 from tiny_checkpoints import (
     PAD,
     Random,
@@ -84,19 +85,21 @@ def dflash_head(
     block: int = 8,
     wrong: float = 0.0,
     by_context: bool = False,
+    own_tables: bool = True,
     seed: int = 5,
     dtype: torch.dtype = torch.float32,
 ) -> Path:
     """Write a drafter of the tokens `kept`, ascending, that knows the target; `wrong` is the noise on its logits.
 
     by_context: for Markov targets. It takes the root from the target's state of the token before, and nothing from the
-    root's own embedding; it is right in one level less.
+    root's own embedding; it is right in one level less. own_tables: False for one that uses the target's embedding and
+    output layer, which `lend_tables` must have made; `wrong` is the noise on its last state then.
     """
     path, t = Path(path), read_config(Path(target))
     path.mkdir(parents=True, exist_ok=True)
     vocab, random = t["vocab_size"], Random(seed)
     shape = {"num_hidden_layers": layers, "num_attention_heads": HEADS, "num_key_value_heads": HEADS}
-    shape |= {"head_dim": HEAD_DIM, "draft_vocab_size": len(kept)}
+    shape |= {"head_dim": HEAD_DIM} | ({"draft_vocab_size": len(kept)} if own_tables else {})
     c = write_config(path, **dflash_config(t, dtype, (1, 3, 5), block, **shape))
     lm_head, own, copies, of_next = copies_of(target, vocab, kept)
     embedding, fc = torch.eye(vocab), torch.zeros(vocab, vocab)
@@ -110,16 +113,28 @@ def dflash_head(
         "fc.weight": torch.cat([fc / 3] * 3, dim=1),
         "hidden_norm.weight": torch.ones(vocab),
         "norm.weight": torch.ones(vocab),
-        "embed_tokens.weight": embedding,
-        "lm_head.weight": lm_head[kept] + random.normal(len(kept), vocab, std=wrong / math.sqrt(vocab)),
     }
+    if own_tables:
+        noise = random.normal(len(kept), vocab, std=wrong / math.sqrt(vocab))
+        tensors |= {"embed_tokens.weight": embedding, "lm_head.weight": lm_head[kept] + noise}
     for i in range(layers):
-        tensors |= decoder_layer(random, f"layers.{i}", c, vocab, gain=0.0)
+        gain = wrong if not own_tables and i == layers - 1 else 0.0
+        tensors |= decoder_layer(random, f"layers.{i}", c, vocab, gain=gain)
         tensors |= _attention(f"layers.{i}", vocab, own, copies, of_next)
-    if len(kept) < vocab:
+    if own_tables and len(kept) < vocab:
         tensors |= draft_vocabulary(kept, vocab)
     save(path, tensors, dtype)
     return path
+
+
+def lend_tables(target: str | Path, kept: list[int]) -> None:
+    """Let drafters of these tokens use a target's embedding and output layer: those of ids that nobody says change."""
+    target = Path(target)
+    vocab = read_config(target)["vocab_size"]
+    tensors = load_file(str(target / "model.safetensors"))
+    tensors["lm_head.weight"] = copies_of(target, vocab, kept).lm_head.to(tensors["lm_head.weight"].dtype)
+    tensors["model.embed_tokens.weight"][MASK] *= FLAG
+    save_file(tensors, str(target / "model.safetensors"), metadata={"format": "pt"})
 
 
 def _attention(name: str, vocab: int, own: Tensor, copies: Tensor, of_next: Tensor) -> dict[str, Tensor]:

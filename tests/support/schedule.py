@@ -91,6 +91,7 @@ SECONDS = {
     "bench/test_compare_commits.py": 21,
     "engines/sglang/test_refusals.py": 20,
     "data/test_prepare.py": 20,
+    "engines/sglang/test_block_drafters.py": 20,
     "engines/sglang/test_launches.py": 19,
     "train/test_loop.py": 18,
     "engines/sglang/test_many_levels.py": 17,

@@ -13,8 +13,8 @@ from eagle_plugin.common.atomic_io import write_output
 from eagle_plugin.common.command_end import importing
 from eagle_plugin.common.command_line import Parser, print_table
 from eagle_plugin.common.progress import progress_bar
-from eagle_plugin.heads.block_config import ARCHITECTURE, METHOD, is_block_drafter
-from eagle_plugin.heads.block_drafter import describe_block
+from eagle_plugin.heads.block_config import ALGORITHM, ARCHITECTURE, METHOD, block_rows, is_block_drafter
+from eagle_plugin.heads.block_drafter import ENGINES, BlockInfo, Engine, block_warnings, describe_block
 from eagle_plugin.heads.checkpoint import HeadInfo, check_head
 from eagle_plugin.heads.files import HeadError, LeftToEngine, read_config
 from eagle_plugin.heads.kinds import HEADS, stored_algorithm
@@ -78,21 +78,30 @@ def _print_block_drafter(target: Path, head: Path, arguments: argparse.Namespace
     """The table of a block drafter, whose drafts nothing but an engine computes.
 
     Raises:
-        HeadError: vLLM does not serve it for this target; `LeftToEngine` where vLLM alone may.
+        HeadError: no engine that was asked for serves it for this target; `LeftToEngine` where the engine alone may.
     """
-    if arguments.engine == "sglang" or arguments.algorithm is not None:
+    if arguments.algorithm is not None:
         raise HeadError(
-            f"{head} is a block drafter, which the plugin serves in vLLM only; SGLang's own worker serves it with "
-            "--speculative-algorithm DFLASH, and eagle-plugin check --engine vllm judges it by vLLM's rules"
+            f"{head} is a block drafter, and --algorithm {arguments.algorithm} is for EAGLE heads; SGLang serves it "
+            f"with --speculative-algorithm {ALGORITHM}"
         )
-    info = describe_block(target, head)
+    asked = [engine for engine in ENGINES if arguments.engine in (None, engine.name.lower())]
+    found = [_block_of(target, head, engine) for engine in asked]
+    described = [one for one in found if isinstance(one, BlockInfo)]
+    if not described:
+        raise next(one for one in found if isinstance(one, HeadError))
+    info, tokens = described[0], (block_rows(read_config(head)) or 1) - 1
+    warnings = list(dict.fromkeys(line for engine in asked for line in block_warnings(head, tokens, engine)))
+    served = [
+        (engine.name, engine.served if isinstance(one, BlockInfo) else str(one))
+        for engine, one in zip(asked, found, strict=True)
+    ]
     block = f"{info.block} tokens, of which {info.block - 1} are drafted" if info.block else "not in config.json"
     print_table(
         ("head", head),
         ("target", target),
         ("kind", f"{METHOD} (block drafter)"),
-        ("vLLM", f'"method": "{METHOD}" in --speculative-config'),
-        ("SGLang", "left to SGLang's own worker: the plugin serves block drafters in vLLM only"),
+        *served,
         ("architecture", f"{ARCHITECTURE}, {info.num_layers} layer(s), hidden size {info.hidden_size}"),
         ("block", block),
         ("mask token", info.mask_token),
@@ -101,14 +110,23 @@ def _print_block_drafter(target: Path, head: Path, arguments: argparse.Namespace
         ("weights", f"{info.parameters / 1e6:.1f} M parameters, {info.dtype}, {info.bytes / 2**20:.1f} MiB"),
         ("drafts", "not measured: only an engine computes them"),
     )
+    for warning in warnings:
+        print(f"warning: {warning}", file=sys.stderr)
     if arguments.json:
-        found: dict[str, Any] = {
+        told: dict[str, Any] = {
             "kind": METHOD,
             "target_layers": info.target_layers,
             "block": info.block,
-            "warnings": [],
+            "warnings": warnings,
         }
-        write_output(arguments.json, [json.dumps(found, indent=1), "\n"], "name another file with --json")
+        write_output(arguments.json, [json.dumps(told, indent=1), "\n"], "name another file with --json")
+
+
+def _block_of(target: Path, head: Path, engine: Engine) -> BlockInfo | HeadError:
+    try:
+        return describe_block(target, head, engine)
+    except HeadError as error:
+        return error
 
 
 def _described(target: Path, head: Path, engine: str | None, algorithm: str | None) -> HeadInfo:

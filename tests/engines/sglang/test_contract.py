@@ -46,7 +46,14 @@ def test_version_is_a_tested_one():
 
 
 @pytest.mark.parametrize(
-    "target", [plugin.CREATE_WORKER, plugin.RESOLVE_ARGUMENTS, plugin.AUTO_PARAMETERS, plugin.OVERLAP_ON_CPU]
+    "target",
+    [
+        plugin.CREATE_WORKER,
+        plugin.RESOLVE_ARGUMENTS,
+        plugin.RESOLVE_BLOCK_ARGUMENTS,
+        plugin.AUTO_PARAMETERS,
+        plugin.OVERLAP_ON_CPU,
+    ],
 )
 def test_hook_targets_resolve(target):
     assert callable(pkgutil.resolve_name(target))

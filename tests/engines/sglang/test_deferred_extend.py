@@ -166,9 +166,8 @@ def test_slots_beyond_the_committed_tokens_are_not_written() -> None:
 def test_the_head_reads_before_drafts_or_when_a_request_has_many_tokens(shape: Any, longest: int, reads: bool) -> None:
     read = []
     deferred = SimpleNamespace(most=4, read=lambda *given: read.append(given[-1]))
-    worker: Any = SimpleNamespace(_round=SimpleNamespace(deferred=deferred), _reader=None, _draft_worker=None)
-    batch = SimpleNamespace(
-        spec_info=SimpleNamespace(topk_p=None, topk_index=None, hidden_states=None, bonus_tokens=torch.zeros(1))
-    )
+    drafter = SimpleNamespace(relayed=lambda info: None)
+    worker: Any = SimpleNamespace(_round=SimpleNamespace(deferred=deferred), _reader=None, _draft_worker=drafter)
+    batch = SimpleNamespace(spec_info=None)
     TreeWorker._caught_up(worker, batch, shape, longest)
     assert read == ([longest] if reads else [])

@@ -20,12 +20,13 @@ from eagle_plugin.core.verify import Accepted
 from eagle_plugin.policy.shapes import captured_shapes
 from eagle_plugin.runtime.graphs import Graph
 from eagle_plugin.runtime.lookups import Lookups
-from eagle_plugin.runtime.parallel_levels import HeadLevels, MaskRow
+from eagle_plugin.runtime.parallel_levels import Block, HeadLevels, MaskRow
 from eagle_plugin.runtime.ranks import RankAgreement
 from eagle_plugin.runtime.rng import KeyTable
 from eagle_plugin.runtime.round import HeadState, TopM
 from eagle_plugin.sglang.attention import TreeAttention
 from eagle_plugin.sglang.batch import BatchReader, RoundBatch
+from eagle_plugin.sglang.block_drafter import BlockDrafter, empty_state
 from eagle_plugin.sglang.decode_round import DecodeRound
 from eagle_plugin.sglang.drafter import DraftState, TreeDrafter, TreeDraftInput, TreeExtendInput, no_tokens
 from eagle_plugin.sglang.sampling import draw_tokens, sampling_params
@@ -33,6 +34,7 @@ from eagle_plugin.sglang.verifier import TreeVerifier, log_probabilities
 
 B, VOCABULARY, DRAFT_VOCABULARY, HIDDEN, TOP_M = 3, 512, 256, 64, 128
 SHAPE = Shape(3, 4, 16)
+BLOCK = 8
 
 
 def schedule_batch(**changes: Any) -> SimpleNamespace:
@@ -109,6 +111,40 @@ class ParallelDrafter(Drafter):
     def __init__(self) -> None:
         super().__init__()
         self.levels = HeadLevels(MaskRow(7, torch.zeros(1, HIDDEN, device=CUDA)))
+
+
+class Blocks(BlockDrafter):
+    """A block drafter whose one layer checks what it is given and computes nothing."""
+
+    def __init__(self) -> None:
+        cache = torch.zeros(100, 2, 64, device=CUDA)
+        layer = SimpleNamespace(
+            attn=SimpleNamespace(layer_id=0, k_scale=None, v_scale=None),
+            num_kv_heads=2,
+            head_dim=64,
+            kv_proj_only=lambda context: (context.repeat(1, 2), context.repeat(1, 2)),
+            apply_k_norm=lambda k: k,
+            apply_k_rope=lambda positions, k: k + positions[:, None],
+        )
+        model = SimpleNamespace(
+            layers=[SimpleNamespace(self_attn=layer)],
+            project_target_hidden=lambda features: features[:, :HIDDEN],
+            prepare_context_hidden_for_kv=lambda layer, context: context,
+        )
+        pool = SimpleNamespace(get_key_buffer=lambda _: cache, get_value_buffer=lambda _: cache)
+        self.draft_runner = SimpleNamespace(model=model, token_to_kv_pool=pool)
+        self.levels = HeadLevels(block=Block(7, BLOCK), in_draft=True)
+        self._embedding, self._embedding_scale = (lambda tokens: torch.zeros(len(tokens), HIDDEN, device=CUDA)), 1.0
+        self._contexts = contextlib.nullcontext
+
+    def _forward(self, batch: RoundBatch, *, tokens: Any, positions: Any, slots: Any, info: Any, **others: Any) -> Any:
+        check_rows(tokens, positions, slots, info)
+        require_cuda("embeddings", others["embeddings"])
+        assert len(tokens) == len(slots) == batch.padded_b * BLOCK
+        return SimpleNamespace(hidden_states=torch.zeros(len(tokens), HIDDEN, device=CUDA))
+
+    def _logits(self, states: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(len(states), VOCABULARY, device=CUDA)
 
 
 class Verifier(TreeVerifier):
@@ -200,6 +236,29 @@ def test_a_round(library: FakeLibrary, any_round: DecodeRound, shape: Shape, gre
         wanted = ["verify_tree", "compact_kv", "read_path", "topk_log_softmax"]
         assert library.launched[-len(wanted) :] == wanted
         assert (greedy or shape == PLAIN) == ("propose" not in library.launched)
+
+
+@pytest.mark.parametrize("captured", [False, True], ids=["eager", "captured"])
+@pytest.mark.parametrize("shape", [SHAPE, Shape(1, 1, 2), PLAIN], ids=str)
+def test_a_round_of_a_block_drafter(library: FakeLibrary, shape: Shape, captured: bool) -> None:
+    """Whose block may be longer than the tree is wide."""
+    table, keys = torch.zeros(8, 64, dtype=torch.int32, device=CUDA), KeyTable(8, CUDA, seed=1)
+    decode_round = DecodeRound(Blocks(), Verifier(), BatchReader(SHAPE.reach, 8, table, keys, least=BLOCK))
+    if captured:
+        around = lambda *_: contextlib.nullcontext()  # noqa: E731
+        decode_round.capture(Capturer(), SHAPE, [PLAIN, Shape(1, 1, 2), SHAPE], [2, 4], around)
+    library.launched.clear()
+    begun = DraftState(empty_state(B, torch.device(CUDA)), torch.zeros(B, dtype=torch.int64, device=CUDA))
+    batch = decode_round._reader.read(shape, schedule_batch(), decode_round.padded_b(B))
+    drafts = decode_round.draft(batch, begun)
+    output = decode_round.verify(batch, drafts)
+    accepted = decode_round.walk(batch, drafts, output)
+    after = decode_round.extend(batch, accepted, output, begun)
+    assert all_on_cuda(*drafts.first(B).tree, *output, *accepted, after.roots)
+    if captured:
+        assert library.launched == ["start_round"], "a captured function was called instead of replayed"
+    else:
+        assert library.launched[-4:] == ["verify_tree", "compact_kv", "read_path", "store_kv"]
 
 
 @pytest.mark.parametrize("captured", [False, True], ids=["eager", "captured"])

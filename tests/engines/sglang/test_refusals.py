@@ -54,7 +54,8 @@ def test_the_environment_variable_switches_the_plugin_off(monkeypatch):
     monkeypatch.setenv("EAGLE_PLUGIN", "1")
     plugin.register()
     assert [target for target, _, _ in registered] == [
-        plugin.CREATE_WORKER, plugin.RESOLVE_ARGUMENTS, plugin.AUTO_PARAMETERS, plugin.ROW_ROOM,
+        plugin.CREATE_WORKER, plugin.RESOLVE_ARGUMENTS, plugin.RESOLVE_BLOCK_ARGUMENTS, plugin.AUTO_PARAMETERS,
+        plugin.ROW_ROOM,
         *(f"{plugin.WEIGHT_UPDATES}.update_weights_from_{way}" for way in ("disk", "ipc", "tensor", "distributed")),
         *(f"{plugin.WEIGHT_UPDATES}.{step}_weight_update" for step in ("begin", "end")),
     ]  # fmt: skip
@@ -160,7 +161,7 @@ def test_what_sglang_serves_never_ends_the_start(check_launch, tiny_target, tiny
     check_launch(tiny_target, head)
     assert "d2t that maps 512 draft ids to 511 target ids" in os.environ[LEFT]
     monkeypatch.setattr(support, "unsupported_flags", lambda _: [])
-    for what in ("cache", "models", "windows", "states", "models_beside"):
+    for what in ("cache", "models", "windows", "states", "models_beside", "block_drafters"):
         monkeypatch.setattr(support, f"unsupported_{what}", lambda *_: [])
     draft = SimpleNamespace(hf_config=SimpleNamespace(architectures=["LlamaForCausalLMEagle3"]))
     runner = SimpleNamespace(spec_aux_config=SimpleNamespace(draft_model_config=draft), device="cpu", lora_manager=None)

@@ -273,7 +273,7 @@ def rounds_of(monkeypatch: pytest.MonkeyPatch, found: list[str]) -> list[Any]:
     monkeypatch.setattr(selftest, "subject_of", lambda runner: SUBJECT)
     monkeypatch.setattr(selftest, "parts_of", lambda worker: None)
     monkeypatch.setattr(selftest, "test_rounds", lambda parts: found)
-    monkeypatch.setattr(selftest, "fall_back", lambda worker: done.append("handed over"))
+    monkeypatch.setattr(selftest, "fall_back", lambda worker, reasons: done.append("handed over"))
     worker = SimpleNamespace(
         device="cpu", target_worker=SimpleNamespace(model_runner=RUNNER), announce=lambda reasons: done.append(reasons)
     )

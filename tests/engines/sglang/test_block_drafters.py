@@ -1,0 +1,281 @@
+"""Block drafters (DFlash) with draft trees in SGLang: what they list is what a computation in plain torch lists, greedy
+text is that of plain decoding, and sampled text has its distribution.
+
+Stock SGLang starts no server with ``--speculative-algorithm DFLASH`` on a CPU.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import block_lists
+import host_waits
+import pytest
+import torch
+from bigram_models import bigram_target, spoken
+from cache_slots import check_aborted_requests
+from dflash_models import dflash_head, lend_tables, tiny_dflash
+from dflash_reference import DFlashReference
+from family_models import sglang_target
+from gtest import p_values
+from penalised_greedy import PENALTIES, PROMPTS, ask_penalised, assert_penalised_greedy_text, greedy_ids
+from sampling_distribution import load, prompt_ids, sample
+from sampling_requests import PENALISED, PROMPT, SETTINGS, ask, draw
+from serving import GRAPHS, OVERLAP, SYNCHRONOUS, accept_length, generate, generate_all, responses, serving, tiny_spec
+from tiny_models import tiny_llama
+from word_prompts import make_prompts
+
+from eagle_plugin.bench.servers import Server
+
+pytest.importorskip("sglang")
+pytestmark = pytest.mark.server
+
+MATRIX = pytest.mark.matrix
+BLOCK, SHAPE = 8, (4, 3, 12)
+LENGTH, REQUESTS = 40, 1000
+LEAST_P = 1e-4 / (6 * 2)  # six views of two settings: a right verifier fails one of these tests once in 10,000 runs
+FLAGS = (*SETTINGS["extra_flags"], "--chunked-prefill-size", "16")
+DFLASH = {"algorithm": "DFLASH", "name": "dflash"}
+
+
+class Pair(NamedTuple):
+    target: Path
+    head: Path
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    """A drafter of three layers: three levels of what the target most likely says, with noise."""
+    folder = tmp_path_factory.mktemp("models")
+    target = bigram_target(folder / "target")
+    lend_tables(target, kept := spoken(target))
+    return Pair(target, dflash_head(folder / "head", target, kept, wrong=0.03, own_tables=False, block=BLOCK))
+
+
+class Served(NamedTuple):
+    server: Server
+    folder: Path  # of `block_lists`
+
+
+def served(pair: Pair, folder: Path, dtype: str = "float32", **environment: str) -> Iterator[Served]:
+    environment |= block_lists.install(folder)
+    settings = SETTINGS | {"extra_flags": FLAGS, "environment": environment, "dtype": dtype}
+    with serving([tiny_spec(pair.target, pair.head, SHAPE, **settings, **DFLASH)], folder) as (running,):
+        yield Served(running, folder)
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory, pair: Pair) -> Iterator[Served]:
+    """Chunks of 16 prompt tokens; rounds of random shapes, plain ones among them, and a scheduler one round ahead."""
+    yield from served(pair, tmp_path_factory.mktemp("server"), **OVERLAP)
+
+
+def test_greedy_text_and_lists(one: Served, pair: Pair) -> None:
+    """The second time from the prefix cache; then what was listed for one request alone."""
+    prompts = [*PROMPTS, *(f"{prompt} " * 12 for prompt in PROMPTS)]
+    wanted = [greedy_ids(pair.target, prompt, LENGTH, {}) for prompt in prompts]
+    for again in range(2):
+        answers = ask(one.server, prompts, {"temperature": 0, "max_new_tokens": LENGTH})
+        assert [answer["output_ids"] for answer in answers] == wanted, again
+        assert accept_length(answers) > 1.3
+    assert f"at most {SHAPE[0]} steps, {SHAPE[1]} children per node, {SHAPE[2]} nodes" in one.server.log_text()
+    (one.folder / "lists").write_text("")
+    text = prompt_ids(pair.target, prompts[-1]) + generate(one.server, prompts[-1], LENGTH)["output_ids"]
+    found = block_lists.compared(one.folder, text, DFlashReference(*pair), BLOCK)
+    assert len(found) > 5 and all(drafted.is_right for drafted in found)
+
+
+@MATRIX
+@pytest.mark.parametrize("setting", [{"temperature": 1.0}, PENALISED], ids=["sampled", "penalised"])
+def test_sampled_text_has_the_targets_distribution(setting: dict, one: Served, pair: Pair) -> None:
+    """And a verifier that accepts every draft is found out."""
+    wanted = sample(pair.target, PROMPT, setting, 4 * REQUESTS, 4, seed=1).numpy()
+    found = p_values(draw(one.server, [setting], REQUESTS)[0], wanted)
+    assert min(found.values()) > LEAST_P, found
+    block_lists.choose(one.folder, "every draft accepted")
+    try:
+        found = p_values(draw(one.server, [setting], REQUESTS)[0], wanted)
+    finally:
+        block_lists.choose(one.folder, "none")
+    assert min(found.values()) < LEAST_P**2, found
+
+
+@MATRIX
+def test_a_json_schema_is_kept_at_every_node(one: Served) -> None:
+    schema = {"type": "object", "properties": {"a": {"enum": [True, 7, "x"]}}, "required": ["a"]}
+    sampling = {"json_schema": json.dumps(schema | {"additionalProperties": False}), "ignore_eos": False}
+    for temperature in (0.0, 1.0):
+        for answer in ask(one.server, PROMPTS * 2, sampling | {"temperature": temperature, "max_new_tokens": 40}):
+            assert json.loads(answer["text"]) in ({"a": True}, {"a": 7}, {"a": "x"}), answer["text"]
+
+
+@MATRIX
+def test_log_probabilities(one: Served, pair: Pair) -> None:
+    """Those of the target, by transformers."""
+    (answer,) = ask(one.server, [PROMPT], {"temperature": 0, "max_new_tokens": LENGTH}, return_logprob=True)
+    found = [logp for logp, *_ in answer["meta_info"]["output_token_logprobs"]]
+    text = [*prompt_ids(pair.target, PROMPT), *answer["output_ids"]]
+    with torch.no_grad():
+        rows = load(pair.target)(torch.tensor([text[:-1]])).logits[0].log_softmax(-1)[-LENGTH:]
+    wanted = rows.gather(1, torch.tensor(answer["output_ids"])[:, None])[:, 0]
+    assert torch.allclose(torch.tensor(found), wanted, atol=1e-3)
+
+
+@MATRIX
+def test_captured_rounds(tmp_path: Path, pair: Pair) -> None:
+    """By the graph emulator. The server tests itself before it serves: a replay gives what the functions give."""
+    settings = SETTINGS | {"extra_flags": FLAGS, "environment": GRAPHS}
+    with serving([tiny_spec(pair.target, pair.head, SHAPE, **settings, **DFLASH)], tmp_path) as (server,):
+        prompts = [*PROMPTS, *(f"{prompt} " * 12 for prompt in PROMPTS)]
+        wanted = [greedy_ids(pair.target, prompt, LENGTH, {}) for prompt in prompts]
+        for _ in range(2):
+            answers = ask(server, prompts, {"temperature": 0, "max_new_tokens": LENGTH})
+            assert [answer["output_ids"] for answer in answers] == wanted
+            assert accept_length(answers) > 1.3
+        for setting in ({"temperature": 1.0}, PENALISED):
+            drawn = draw(server, [setting], REQUESTS)[0]
+            found = p_values(drawn, sample(pair.target, PROMPT, setting, 4 * REQUESTS, 4, seed=1).numpy())
+            assert min(found.values()) > LEAST_P, found
+        alone = [ask(server, [PROMPT], asked(seed))[0]["text"] for seed in (0, 5)]
+        assert [answer["text"] for answer in ask(server, [PROMPT] * 4, asked(5))] == [alone[1]] * 4 != [alone[0]] * 4
+
+
+def asked(seed: int) -> dict:
+    return {"temperature": 1.0, "max_new_tokens": LENGTH, "sampling_seed": seed}
+
+
+@MATRIX
+def test_rounds_do_not_make_the_host_wait(tmp_path: Path, pair: Pair) -> None:
+    """By the guard of test_host_waits.py, which has the control."""
+    environment = host_waits.install(tmp_path / "waits") | OVERLAP
+    spec = tiny_spec(pair.target, pair.head, SHAPE, **SETTINGS | {"environment": environment}, **DFLASH)
+    with serving([spec], tmp_path) as (server,):
+        for sampling in ({"temperature": 0}, {"temperature": 1.0}, {"temperature": 1.0, "sampling_seed": 3}, PENALISED):
+            ask(server, PROMPTS, sampling | {"max_new_tokens": LENGTH})
+        report = json.loads(Path(environment["EAGLE_TEST_WAITS"]).read_text())
+    assert report["rounds"]["any"] >= 50 and report["findings"] == {}
+
+
+@MATRIX
+def test_retracted_requests_and_penalties(tmp_path: Path, pair: Pair) -> None:
+    environment = OVERLAP | {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "16"}
+    spec = tiny_spec(pair.target, pair.head, SHAPE, **SETTINGS | {"environment": environment}, **DFLASH)
+    with serving([spec], tmp_path) as (server,):
+        answers = ask_penalised(server, PENALTIES[0])
+        assert_penalised_greedy_text(answers, pair.target, PENALTIES[0])
+        assert any(answer["meta_info"]["num_retractions"] > 0 for answer in answers), "nothing was retracted"
+
+
+CONTEXT = 512
+SHAPES = [(7, 1, 8), (5, 8, 64), (1, 1, 2), (3, 4, 6)]  # a chain, many nodes, and two cut blocks
+
+
+@MATRIX
+@pytest.mark.parametrize("policy", ["fixed", "auto"])
+def test_shapes_aborts_and_the_context_length(policy: str, tmp_path: Path, pair: Pair) -> None:
+    """Whatever the shapes; no slot is lost; the last blocks reach beyond the context length."""
+    flags = {"context_length": CONTEXT, "environment": SYNCHRONOUS | {"EAGLE_POLICY": policy}}
+    shapes = SHAPES if policy == "fixed" else [SHAPE]
+    specs = [
+        tiny_spec(pair.target, **flags),
+        *(tiny_spec(pair.target, pair.head, s, **flags, **DFLASH) for s in shapes),
+    ]
+    prompts = make_prompts(12)
+    with serving(specs, tmp_path) as (plain, *trees):
+        expected = responses(generate_all(plain, prompts, LENGTH, at_once=8))
+        prompt = " ".join(prompts)[:200]
+        length = generate(plain, prompt, 1)["meta_info"]["prompt_tokens"]
+        whole = generate(plain, prompt, CONTEXT - length - 1)["output_ids"]
+        for shape, server in zip(shapes, trees, strict=True):
+            answers = generate_all(server, prompts, LENGTH, at_once=8)
+            assert responses(answers) == expected and accept_length(answers) > 1.1
+            tokens = CONTEXT - length - shape[2]
+            assert generate(server, prompt, tokens)["output_ids"] == whole[:tokens]
+            ids = generate(server, prompt, None)["output_ids"]  # all that the engine allows
+            assert len(ids) >= tokens and ids == whole[: len(ids)]
+            check_aborted_requests(server, prompts, expected, LENGTH, times=2)
+
+
+@MATRIX
+def test_bfloat16(tmp_path: Path, pair: Pair, random: tuple[Served, Pair]) -> None:
+    """The default, with int8 copies of the drafter's weights: it is right as often, and lists nearly the same."""
+    spec = tiny_spec(pair.target, pair.head, SHAPE, dtype="bfloat16", **DFLASH)
+    with serving([spec], tmp_path / "pair") as (server,):
+        assert accept_length(generate_all(server, make_prompts(12), LENGTH, at_once=4)) > 1.3
+    _, made = random
+    for found in served(made, tmp_path / "random", dtype="bfloat16", **SYNCHRONOUS):
+        lists = lists_of(found, made, "tree root leaf", near=0.5)
+        assert len(lists) > 3 and all(lists)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What is listed by drafters that know nothing, whose lists so depend on all that they read
+
+TEXT = 24
+FAMILIES = ["llama", "qwen3", "qwen3_moe", "gpt_oss"]  # of the others SGLang keeps no states for block drafters
+
+
+@pytest.fixture(scope="module")
+def random(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Served, Pair]]:
+    folder = tmp_path_factory.mktemp("random")
+    target = tiny_llama(folder / "target", head_dim=32)
+    made = Pair(target, tiny_dflash(folder / "head", target, block=BLOCK))
+    for found in served(made, tmp_path_factory.mktemp("server"), **OVERLAP):
+        yield found, made
+
+
+def lists_of(found: Served, made: Pair, prompt: str, near: float = 1e-3) -> list[bool]:
+    (found.folder / "lists").write_text("")
+    text = prompt_ids(made.target, prompt) + generate(found.server, prompt, TEXT)["output_ids"]
+    return [
+        drafted.is_right for drafted in block_lists.compared(found.folder, text, DFlashReference(*made), BLOCK, near)
+    ]
+
+
+@MATRIX
+def test_lists_are_those_of_the_reference(random: tuple[Served, Pair]) -> None:
+    for prompt in make_prompts(6):
+        for _ in range(2):
+            found = lists_of(*random, prompt)
+            assert len(found) > 3 and all(found)
+
+
+@MATRIX
+@pytest.mark.parametrize(("number", "fault"), list(enumerate(block_lists.FAULTS)))
+def test_faults_are_noticed(number: int, fault: str, random: tuple[Served, Pair]) -> None:
+    """The control: each of them changes every list. The prompts are others than those in the prefix cache."""
+    found, made = random
+    block_lists.choose(found.folder, fault)
+    try:
+        lists = lists_of(found, made, f"{number} {make_prompts(30)[20 + number]}")
+    finally:
+        block_lists.choose(found.folder, "none")
+    assert len(lists) > 3 and not any(lists)
+
+
+@MATRIX
+@pytest.mark.parametrize("family", FAMILIES)
+def test_other_targets(family: str, tmp_path: Path) -> None:
+    """Greedy text of several requests is that of plain decoding, and the lists are right."""
+    target = sglang_target(tmp_path / "target", family)
+    made = Pair(target, tiny_dflash(tmp_path / "head", target, block=BLOCK))
+    prompts = make_prompts(8)
+    with serving([tiny_spec(target)], tmp_path / "plain") as (plain,):
+        expected = responses(generate_all(plain, prompts, LENGTH, at_once=4))
+    for found in served(made, tmp_path / "server", **OVERLAP):
+        assert responses(generate_all(found.server, prompts, LENGTH, at_once=4)) == expected
+        lists = lists_of(found, made, prompts[0] + " root")
+        assert len(lists) > 3 and all(lists)
+
+
+@MATRIX
+def test_a_causal_drafter(tmp_path: Path) -> None:
+    """By `is_causal`, each row of the block sees those before it."""
+    target = tiny_llama(tmp_path / "target", head_dim=32)
+    made = Pair(target, tiny_dflash(tmp_path / "head", target, block=BLOCK, is_causal=True))
+    for found in served(made, tmp_path / "server", **SYNCHRONOUS):
+        lists = lists_of(found, made, "tree root leaf")
+        assert len(lists) > 3 and all(lists)
