@@ -9,15 +9,9 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig
 
-from eagle_plugin.heads.draft_head import (
-    DraftHead,
-    NewHeadOptions,
-    StoredHead,
-    copy_if_alike,
-    fill,
-    read_llama_config,
-)
+from eagle_plugin.heads.draft_head import DraftHead, NewHeadOptions, StoredHead
 from eagle_plugin.heads.files import HeadError, load_weights, read_config, text_config
+from eagle_plugin.heads.filling import copy_if_alike, fill, read_llama_config
 from eagle_plugin.heads.layers import MLP, Attention, KeyValues, RMSNorm
 from eagle_plugin.heads.new_config import NORM_KEYS, window_keys
 from eagle_plugin.heads.other_layouts import window_of

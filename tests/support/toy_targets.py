@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig
 
+from eagle_plugin.heads.dflash import DFlashHead
 from eagle_plugin.heads.eagle2 import Eagle2Head
 from eagle_plugin.heads.eagle3 import Eagle3Head
 from eagle_plugin.heads.peagle import PEagleHead
@@ -52,7 +53,7 @@ def randomise(head: nn.Module, seed: int, draft_ids: Tensor | None = None) -> An
             tensor.data.copy_(noise / tensor.shape[-1] ** 0.5 if tensor.dim() == 2 else 1 + 0.2 * noise)
     if isinstance(head, Eagle2Head):
         head.fc.bias.data.zero_()
-    if draft_ids is not None and isinstance(head, Eagle3Head):
+    if draft_ids is not None and isinstance(head, Eagle3Head | DFlashHead):
         head.d2t.copy_(draft_ids - torch.arange(len(draft_ids)))
     return head
 
@@ -71,6 +72,17 @@ def peagle_head(seed: int = 0, draft_ids: Tensor | None = None, **config: Any) -
     if draft_ids is not None:
         config["draft_vocab_size"] = len(draft_ids)
     return randomise(PEagleHead(head_config(mask_token_id=39, **config), AUX_LAYERS), seed, draft_ids)
+
+
+def dflash_head(
+    seed: int = 0, draft_ids: Tensor | None = None, *, block: int = 5, causal: bool = False, **config: Any
+) -> DFlashHead:
+    config |= {
+        "block_size": block,
+        "is_causal": causal,
+        "draft_vocab_size": None if draft_ids is None else len(draft_ids),
+    }
+    return randomise(DFlashHead(head_config(mask_token_id=39, **config), AUX_LAYERS), seed, draft_ids)
 
 
 def parallel_states(head: PEagleHead, batch: Batch, rows: MaskedRows) -> dict[tuple[int, int], Tensor]:
