@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -48,13 +49,17 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @torch.no_grad()
-def difference(target: Path, folder: Path, *, roots: tuple[int, ...] = (1, 9, 23)) -> float:
-    """The largest difference of logits between our module and the reference, over all levels after some tokens."""
+def difference(target: Path, folder: Path, change: Callable[[DFlashHead], object] = lambda head: None) -> float:
+    """The largest difference of logits between our module and the reference, over all levels after some tokens.
+
+    change: does something to our module first.
+    """
     reference, head = DFlashReference(target, folder), load_any_head(folder, target)
     assert isinstance(head, DFlashHead)
+    change(head)
     model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
     prefill, apart = prefill_head(head, TEXT, target_features(model, head, TEXT)), 0.0
-    for root in roots:
+    for root in (1, 9, 23):
         tail = DraftTail(head, prefill, torch.tensor([root]), head.block_size - 1)
         assert tail.levels is not None
         wanted = reference.logits(TEXT[: root + 1], head.block_size)
@@ -69,7 +74,24 @@ def test_computes_what_the_reference_computes(target: Path, tmp_path: Path) -> N
     save_head(make(target, layers=2, draft_ids=IDS), made, target_dir=target, dtype=torch.float32)
     assert difference(target, made) < 1e-4
     causal = rewrite(head, tmp_path / "causal", lambda c: c | {"is_causal": True})
-    assert difference(target, causal) > 0.1  # the control: the reference knows no causal blocks
+    assert difference(target, causal) < 1e-4
+    for fault in FAULTS:
+        assert difference(target, head, fault) > 0.1, fault
+
+
+def other_block(head: DFlashHead) -> None:
+    head.causal = True
+
+
+def other_mask(head: DFlashHead) -> None:
+    head.mask_token_id = 3
+
+
+def no_context_norm(head: DFlashHead) -> None:
+    head.hidden_norm.weight.data.fill_(1)
+
+
+FAULTS = (other_block, other_mask, no_context_norm)
 
 
 @pytest.mark.parametrize("name", MADE)

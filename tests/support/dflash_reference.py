@@ -2,7 +2,8 @@
 
 Keys and values of an accepted token are made of the target's states: fc of the outputs of some of its layers, a norm,
 and the projections, norms and rotations of each layer of the drafter. The block is the root token and masks, at the
-positions after them; a mask's state gives the logits of its own position.
+positions after them, and every row sees all of it, or with `is_causal` the rows up to its own; a mask's state gives
+the logits of its own position.
 """
 
 from __future__ import annotations
@@ -38,6 +39,9 @@ class DFlashReference:
         context = self._norm("hidden_norm", features @ self._w["fc.weight"].T)
         x = self._w["embed_tokens.weight"][[text[-1], *[options["mask_token_id"]] * (rows - 1)]]
         seen, block = torch.arange(count), torch.arange(count, count + rows)
+        visible = torch.ones(rows, count + rows, dtype=torch.bool)
+        if c.get("is_causal"):
+            visible = visible.tril(count)
         for i in range(c["num_hidden_layers"]):
             layer = f"layers.{i}"
             rows_in = self._norm(f"{layer}.input_layernorm", x)
@@ -47,7 +51,7 @@ class DFlashReference:
             v = self._heads(layer, "v", torch.cat([context, rows_in]))
             group = q.shape[1] // k.shape[1]
             k, v = (part.repeat_interleave(group, dim=1) for part in (k, v))
-            out = F.scaled_dot_product_attention(*(part.transpose(0, 1) for part in (q, k, v)))  # no mask
+            out = F.scaled_dot_product_attention(*(part.transpose(0, 1) for part in (q, k, v)), attn_mask=visible)
             x = x + out.transpose(0, 1).flatten(1) @ self._w[f"{layer}.self_attn.o_proj.weight"].T
             inner = self._norm(f"{layer}.post_attention_layernorm", x)
             gate, up = (inner @ self._w[f"{layer}.mlp.{part}_proj.weight"].T for part in ("gate", "up"))

@@ -119,7 +119,7 @@ def _print_block_drafter(target: Path, head: Path, arguments: argparse.Namespace
 
 
 def _block_drafts(target: Path, head: Path, files_only: bool) -> tuple[str, dict[str, Any]]:
-    """What a block drafter's drafts are worth, for the table and for --json."""
+    """What is known of a block drafter's drafts, for the table and for --json."""
     if files_only:
         return "not measured (--files-only)", {}
     with importing():
