@@ -38,7 +38,7 @@ def recipe(options: argparse.Namespace, head: dict[str, Any]) -> dict[str, Any]:
         "head": head | mask | {"vocabulary": str(options.vocabulary)},
         "data": {"store": options.store},
         "budget": {"tokens": options.tokens},
-        "batch_tokens": 1024,
+        "batch_tokens": 256,  # many updates count most in short trainings
         "phases": [{"steps": LEVELS}],
         "optimiser": {
             "lr": options.lr,
@@ -48,8 +48,8 @@ def recipe(options: argparse.Namespace, head: dict[str, Any]) -> dict[str, Any]:
             "warm_up": 0.03,
         },
         "loss": {"teacher": "draft", "columns": 3072},
-        "eval_tokens": 4000,
-        "eval_every": 100,
+        "eval_tokens": 2000,
+        "eval_every": 500,
         "seed": 0,
     }
 
@@ -85,7 +85,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--store", required=True, help="features of the target's answers")
     parser.add_argument("--vocabulary", type=Path, required=True, help="draft vocabulary of all heads")
     parser.add_argument("--mask-token", type=int, default=16, help="an unused token of the target (%(default)s)")
-    parser.add_argument("--tokens", type=positive_number, default=120_000, help="of training per head (%(default)s)")
+    parser.add_argument("--tokens", type=positive_number, default=60_000, help="of training per head (%(default)s)")
     parser.add_argument("--lr", type=float, default=1.5e-3, help="peak learning rate of all heads (%(default)s)")
     parser.add_argument("--prompts", type=positive_number, default=10, help="of each held-out set (%(default)s)")
     parser.add_argument("--out", type=Path, default=Path("out/one-pass"), help="folder of the runs (%(default)s)")

@@ -15,6 +15,7 @@ from eagle_plugin.heads.eagle3 import Eagle3Head
 from eagle_plugin.heads.peagle import PEagleHead
 from eagle_plugin.learning.data.store.features import Readout
 from eagle_plugin.learning.train.batches import Batch, pack
+from eagle_plugin.learning.train.blocks import BlockPass
 from eagle_plugin.learning.train.parallel import MaskedRows, ParallelPass
 
 AUX_LAYERS = (1, 2, 3)
@@ -91,6 +92,13 @@ def parallel_states(head: PEagleHead, batch: Batch, rows: MaskedRows) -> dict[tu
     masked = work.draft_masked(rows, 0, work.keys, work.values)
     verified = {(anchor, 0): state for anchor, state in enumerate(work.states)}
     return verified | dict(zip(zip(*(x.tolist() for x in rows), strict=True), masked, strict=True))
+
+
+def block_states(head: DFlashHead, batch: Batch, rows: MaskedRows, steps: int) -> dict[tuple[int, int], Tensor]:
+    """The states of the rows of blocks in float32, by (anchor, depth)."""
+    work = BlockPass(head, batch, steps, torch.float32)
+    states = work.draft(rows, 0, work.keys, work.values)
+    return dict(zip(zip(*(x.tolist() for x in rows), strict=True), states, strict=True))
 
 
 def random_documents(lengths: list[tuple[int, int]], seed: int = 0, hidden: int = 16, vocab: int = 39) -> Batch:

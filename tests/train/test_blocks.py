@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from toy_targets import dflash_head, random_documents
+from toy_targets import block_states, dflash_head, random_documents
 from training_runs import recipe, run_training
 
 from eagle_plugin.heads.dflash import DFlashHead
@@ -32,10 +32,7 @@ def all_blocks(batch: Batch, causal: bool, steps: int = STEPS) -> MaskedRows:
 
 @torch.no_grad()
 def states_of(head: DFlashHead, batch: Batch, rows: MaskedRows, steps: int = STEPS) -> dict[tuple[int, int], Tensor]:
-    """The states of blocks by (anchor, depth)."""
-    work = BlockPass(head, batch, steps, torch.float32)
-    states = work.draft(rows, 0, work.keys, work.values)
-    return dict(zip(zip(*(x.tolist() for x in rows), strict=True), states, strict=True))
+    return block_states(head, batch, rows, steps)
 
 
 @torch.no_grad()

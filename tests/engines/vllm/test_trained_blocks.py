@@ -30,7 +30,7 @@ UPDATES = 70
 
 class Learnt(NamedTuple):
     target: Path
-    texts: list[list[int]]
+    documents: list[list[int]]
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def train(folder: Path, learnt: Learnt, causal: bool) -> Path:
     model = AutoModelForCausalLM.from_pretrained(learnt.target, dtype=torch.float32)
     documents = []
     with Taps(model, head.aux_layers) as taps:
-        for text in learnt.texts:
+        for text in learnt.documents:
             aux, last = taps.run(torch.tensor([text]), [len(text)])
             assert aux is not None
             documents.append(ToyDocument(torch.tensor(text), torch.arange(len(text)) >= PROMPT, aux[0], last[0]))
@@ -66,7 +66,7 @@ def train(folder: Path, learnt: Learnt, causal: bool) -> Path:
 
 def served(learnt: Learnt, head: Path, **trees: Any) -> float:
     """Tokens per round of the texts in an engine, which must be those of plain decoding."""
-    prompts, answers = ([text[:PROMPT] for text in learnt.texts], [text[PROMPT:] for text in learnt.texts])
+    prompts, answers = ([text[:PROMPT] for text in learnt.documents], [text[PROMPT:] for text in learnt.documents])
     with engine(learnt.target, head, **trees) as llm:
         assert generate(llm, prompts, max_tokens=ANSWER) == answers
         found = rounds(llm)
