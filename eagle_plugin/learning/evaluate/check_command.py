@@ -41,7 +41,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         _print_block_drafter(target, head, arguments)
         return
     info = _described(target, head, arguments.engine, arguments.algorithm)
-    warnings, drafts, measured = list(info.warnings), "not measured (--files-only)", {}
+    warnings, drafts = list(info.warnings), "not measured (--files-only)"
+    measured: dict[str, Any] = {}
     if not arguments.files_only:
         with importing():
             from eagle_plugin.learning.evaluate.check import PROMPTS, check, why_not_measured

@@ -11,7 +11,6 @@ from torch.optim import AdamW, Muon, Optimizer
 
 from eagle_plugin.heads.create import continue_as, new_head
 from eagle_plugin.heads.draft_head import DraftHead
-from eagle_plugin.heads.kinds import BLOCK_DRAFTERS
 from eagle_plugin.heads.load import load_any_head
 from eagle_plugin.heads.target_files import TargetFiles
 from eagle_plugin.learning.data.store.features import Readout
@@ -48,7 +47,7 @@ def make_head(settings: TrainRecipe, aux_layers: tuple[int, ...]) -> DraftHead:
             head.set_window(options.window)
         return head
     shape = options.shape()
-    if options.kind in BLOCK_DRAFTERS:
+    if options.drafts_blocks:
         shape.setdefault("block_size", settings.depths + 1)
     head = new_head(options.kind, target, ids, aux_layers=aux_layers or None, seed=settings.seed, **shape)
     _check_takes_vocabulary(head, options.vocabulary)

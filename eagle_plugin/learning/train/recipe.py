@@ -66,13 +66,17 @@ class HeadSettings(_Section):
             fixed = sorted(self.model_fields_set - {"start", "vocabulary", "window"} - free)
             if fixed:
                 raise ValueError(f"an existing head (`from`) has its own {', '.join(fixed)}; leave these keys out")
-        blocks = self.kind in BLOCK_DRAFTERS
-        unread = self.model_fields_set & ({"norms", "window"} if blocks else {"block_size", "causal"})
+        unread = self.model_fields_set & ({"norms", "window"} if self.drafts_blocks else {"block_size", "causal"})
         if unread and self.kind != "auto":
             raise ValueError(
                 f"a head of kind {self.kind} has no {' and no '.join(sorted(unread))}; leave these keys out"
             )
         return self
+
+    @property
+    def drafts_blocks(self) -> bool:
+        """Whether the recipe names a kind of block drafters."""
+        return self.kind in BLOCK_DRAFTERS
 
     def shape(self) -> dict[str, Any]:
         """The options of a new head that the recipe sets; the rest has the defaults of `new_head`."""
