@@ -19,7 +19,7 @@ from eagle_plugin.heads.mask_token import mask_token_of_new
 from eagle_plugin.heads.other_layouts import rope_sections
 from eagle_plugin.heads.target_files import TargetFiles
 from eagle_plugin.heads.target_table import default_aux_layers
-from eagle_plugin.heads.vocabulary import check_draft_ids
+from eagle_plugin.heads.vocabulary import check_draft_ids, with_vocabulary
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -84,6 +84,14 @@ class DFlashHead(DraftHead):
         raise HeadError(
             f"a window of {window} keys is for EAGLE-3 and P-EAGLE heads; a block drafter is trained without"
         )
+
+    @torch.no_grad()
+    def change_vocabulary(self, draft_ids: Tensor, target_lm_head: Tensor) -> int:
+        if self.lm_head is None:
+            return super().change_vocabulary(draft_ids, target_lm_head)
+        self.lm_head, self.d2t, known = with_vocabulary(self.lm_head.weight, self.d2t, draft_ids, target_lm_head)
+        self.config.draft_vocab_size = len(draft_ids)
+        return known
 
     @property
     def own_lm_head(self) -> Tensor | None:

@@ -194,7 +194,7 @@ class DraftHead(nn.Module):
             HeadError: the kind always drafts from all tokens, the ids are not ascending ids of the target, or the
                 head's hidden size is not the target's.
         """
-        raise HeadError(f"an {self.kind} head drafts from all tokens of its target; leave its vocabulary as it is")
+        raise HeadError(f"this {self.kind} head drafts from all tokens of its target; leave its vocabulary as it is")
 
     def set_window(self, window: int) -> None:
         """Let a row see so many keys, its own and the last before it.

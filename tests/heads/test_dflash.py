@@ -27,6 +27,7 @@ from eagle_plugin.heads.draft_head import DraftHead
 from eagle_plugin.heads.export import save_head
 from eagle_plugin.heads.files import HeadError
 from eagle_plugin.heads.load import load_any_head
+from eagle_plugin.heads.target_files import TargetFiles
 from eagle_plugin.learning.reference.draft import DraftTail, prefill_head
 from eagle_plugin.learning.reference.target import target_features
 
@@ -166,3 +167,14 @@ def test_options_that_do_not_fit_are_refused(options: dict[str, Any], sentence: 
     new_head("dflash", target, mask_token_id=2)  # good without them
     with pytest.raises(HeadError, match=sentence):
         new_head("dflash", target, **{"mask_token_id": 2} | options)
+
+
+def test_the_draft_vocabulary_changes_where_there_is_one(target: Path) -> None:
+    head, whole = make(target, draft_ids=IDS), TargetFiles(target).lm_head()
+    before, others = head.own_lm_head, torch.arange(100, 200)
+    assert before is not None and head.change_vocabulary(others, whole) == 38
+    after = head.own_lm_head
+    assert after is not None and head.to_target(torch.arange(100)).equal(others)
+    assert after[:38].equal(before[90:]) and after[38:].equal(whole[138:200])
+    with pytest.raises(HeadError, match="this dflash head drafts from all tokens of its target"):
+        make(target).change_vocabulary(others, whole)

@@ -72,7 +72,7 @@ def _existing_head(settings: TrainRecipe, start: Path, ids: Tensor | None) -> Dr
 def _check_takes_vocabulary(head: DraftHead, vocabulary: Path | None) -> None:
     if vocabulary is not None and head.own_lm_head is None:
         raise TrainError(
-            f"head.vocabulary is {vocabulary}, and an {head.kind} head drafts from all tokens of its target; "
+            f"head.vocabulary is {vocabulary}, and this {head.kind} head drafts from all tokens of its target; "
             "leave the key out"
         )
 
