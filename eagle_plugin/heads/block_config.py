@@ -48,3 +48,12 @@ def block_rows(config: dict[str, Any]) -> int | None:
 def levels_of_block(config: dict[str, Any], draft_tokens: int) -> int:
     """The levels that a drafter lists at once where a round drafts so many tokens."""
     return min(block_rows(config) or MAX_WIDTH, draft_tokens + 1) - 1
+
+
+def is_causal(config: dict[str, Any]) -> bool:
+    """Whether a row of the block sees only the rows up to its own, as vLLM reads it where no layer has a window.
+
+    SGLang reads `is_causal` alone, and that only beside `layer_types`.
+    """
+    found = config.get("is_causal")
+    return bool(options_of(config).get("causal") if found is None else found)

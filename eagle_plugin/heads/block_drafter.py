@@ -1,8 +1,7 @@
 """Block drafters (DFlash): what their files hold, and whether an engine's class computes what our worker asks of it.
 
 They are other models than EAGLE heads: layers of Qwen3 whose queries are the root token and masks, and whose other keys
-and values are made of the target's states. They are not trained here, so that `heads.kinds` does not list them. No
-engine is imported.
+and values are made of the target's states. `heads.dflash` has the module. No engine is imported.
 """
 
 from __future__ import annotations

@@ -9,8 +9,10 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from eagle_plugin.heads.draft_head import DraftHead, NewHeadOptions, copy_if_alike, head_class
-from eagle_plugin.heads.kinds import find_spec
+from eagle_plugin.heads.draft_head import DraftHead, NewHeadOptions, head_class
+from eagle_plugin.heads.files import HeadError
+from eagle_plugin.heads.filling import copy_if_alike
+from eagle_plugin.heads.kinds import BLOCK_DRAFTERS, find_spec
 from eagle_plugin.heads.new_config import Norms, new_head_config
 from eagle_plugin.heads.target_files import TargetFiles
 from eagle_plugin.heads.target_table import choose_kind
@@ -33,16 +35,20 @@ def new_head(
     init: Literal["target", "random"] = "target",
     mask_token_id: int | None = None,
     window: int | None = None,
+    block_size: int | None = None,
+    causal: bool = False,
     seed: int = 0,
 ) -> DraftHead:
     """Make an untrained head for the target in target_dir, in float32 on the CPU.
 
-    kind: one of `HEADS`; "auto" is EAGLE-3 where both engines can serve it on this target, else EAGLE-2. draft_ids [D]
-    int64: the target ids of the draft vocabulary, ascending (None: all V; EAGLE-2 always drafts from all). aux_layers:
-    layers whose input the head reads (None: 2, L//2, L-3). norms: "3.1" norms each aux state and gives normed states to
-    the next draft step, "3.0" does neither (arXiv 2503.01840), "before_fc" norms the concatenated aux states. EAGLE-2
-    has no aux layers and no such norms.
-    mask_token_id: P-EAGLE's (None: the best unused token). window: `DraftHead.window`; EAGLE-2 has none.
+    kind: one of `all_kinds`; "auto" is EAGLE-3 where both engines can serve it on this target, else EAGLE-2.
+    draft_ids [D] int64: the target ids of the draft vocabulary, ascending (None: all V; EAGLE-2 always drafts from
+    all). aux_layers: layers whose input the head reads (None: 2, L//2, L-3). norms: "3.1" norms each aux state and
+    gives normed states to the next draft step, "3.0" does neither (arXiv 2503.01840), "before_fc" norms the
+    concatenated aux states. EAGLE-2 has no aux layers and no such norms.
+    mask_token_id: P-EAGLE's and a block drafter's (None: the best unused token). window: `DraftHead.window`; EAGLE-2
+    and block drafters have none. block_size, causal: of a block drafter (`DFlashHead`), which has no such norms, and
+    where draft_ids is None the target's lm_head.
 
     init "target" starts lm_head, norms and, where the shapes agree, the layer from the target's last ones, and passes
     the last feature through fc; "random" draws every matrix from N(0, 0.02). The embedding is the target's, frozen, in
@@ -62,8 +68,13 @@ def new_head(
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
     )
+    if spec.kind not in BLOCK_DRAFTERS and (causal or block_size is not None):
+        raise HeadError(
+            f"a head of kind {spec.kind} drafts no blocks; leave block_size and causal out, or name kind dflash"
+        )
     aux = None if aux_layers is None else tuple(aux_layers)
-    head = head_class(spec).create(values, target, NewHeadOptions(draft_ids, norms, aux, mask_token_id, window))
+    options = NewHeadOptions(draft_ids, norms, aux, mask_token_id, window, block_size, causal)
+    head = head_class(spec).create(values, target, options)
     _draw(head, torch.Generator().manual_seed(seed))
     if init == "target":
         _start_from_target(head, target)

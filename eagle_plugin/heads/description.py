@@ -109,7 +109,7 @@ def read_head(folder: str | Path) -> HeadDescription:
 
 
 def refuse_block_drafter(head: HeadDescription) -> None:
-    """Raise HeadError where a head is a block drafter, which nothing but an engine computes."""
+    """Raise HeadError where a head is a block drafter, to which the rules of EAGLE heads do not apply."""
     if is_block_drafter(head.written):
         raise HeadError(
             f"{head.folder} is a block drafter (DFlash, DSpark), wanted an EAGLE head here: both engines have methods "

@@ -5,16 +5,16 @@ from __future__ import annotations
 import importlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import LlamaConfig
 
-from eagle_plugin.heads.files import HeadError, read_config
+from eagle_plugin.heads.files import HeadError
 from eagle_plugin.heads.interpretations import Interpretation
-from eagle_plugin.heads.kinds import HEADS, HeadSpec
+from eagle_plugin.heads.kinds import HeadSpec, find_spec
 from eagle_plugin.heads.layers import KeyValues, RMSNorm
 from eagle_plugin.heads.new_config import Norms
 from eagle_plugin.heads.target_files import TargetFiles
@@ -43,6 +43,17 @@ class NewHeadOptions:
     aux_layers: tuple[int, ...] | None
     mask_token_id: int | None
     window: int | None = None
+    block_size: int | None = None
+    causal: bool = False
+
+
+class Roots(NamedTuple):
+    """b places of one text of n + 1 tokens after which a head drafts, and what the text left there."""
+
+    tokens: Tensor  # [b] int64, the last token that is known at each place
+    positions: Tensor  # [b] int64, of these tokens, 1 or more
+    states: Tensor  # [b, 1, H], from which an EAGLE head drafts the first level
+    past: list[KeyValues]  # of the text [b, n, g, D], one per layer
 
 
 class DraftHead(nn.Module):
@@ -60,6 +71,7 @@ class DraftHead(nn.Module):
     layers: nn.ModuleList
     aux_layers: tuple[int, ...] = ()  # target layers whose input is the feature; (): the target's last hidden state
     embedding: Tensor  # [V, H], frozen, shared with the target; in the target's dtype or the head's
+    own_embedding = False  # whether the embedding is the head's own, which only some engines' classes read
     d2t: Tensor  # [draft vocabulary] int64, offset from a draft id to the target's id
     input_norm: RMSNorm | None  # of all features together
     fc_norm: nn.ModuleList | None  # one RMSNorm for each aux layer's part of the features
@@ -67,12 +79,14 @@ class DraftHead(nn.Module):
     norm_output = False  # whether `forward` returns states after `norm`
     window: int | None = None  # keys that a row sees in any layer, its own and the last before it; None: all
     mask_token_id: int | None = None  # the head drafts all levels in one pass over rows of this token
+    block_size: int | None = None  # of a block drafter: rows of its block in training, the root's included
+    causal = True  # whether rows that are drafted see only those before them; False: a whole block
     stored_biases: frozenset[str] = frozenset()  # biases of a checkpoint that the modules here add
 
     @property
     def spec(self) -> HeadSpec:
-        """The entry of this kind in `HEADS`."""
-        return HEADS[self.kind]
+        """The entry of this kind in `heads.kinds`."""
+        return find_spec(self.kind)
 
     @property
     def own_lm_head(self) -> Tensor | None:
@@ -109,6 +123,37 @@ class DraftHead(nn.Module):
         its children.
         """
         raise NotImplementedError
+
+    def read_text(self, tokens: Tensor, features: Tensor) -> tuple[Tensor, list[KeyValues]]:
+        """Read a text from its start: tokens [n] int64 are its second one to the last, features [n, F] the target's
+        of all but the last. Returns states [n, H] and, per layer, the keys and values of n rows.
+        """
+        rows = torch.arange(len(tokens), device=tokens.device)
+        return self(self.embed(tokens), self.fuse(features), rows, self.in_window(rows, rows).tril())
+
+    def list_levels(self, roots: Roots, steps: int) -> Tensor | None:
+        """The states [b, steps, H] from which the levels after each root are drafted, where one pass gives all of them.
+
+        None where a level is drafted from the nodes of the one before.
+        """
+        return None
+
+    def read_after(self, roots: Roots, tokens: Tensor, hidden: Tensor, seen: Tensor) -> Tensor:
+        """The states [b, r, H] of r rows at the positions from each root on, which see the text before the root.
+
+        tokens [b, r] int64; hidden [b, r, H]; seen [r, r] bool: which of these rows see each other.
+        """
+        b, r = tokens.shape
+        positions = roots.positions[:, None] + torch.arange(r, device=tokens.device)
+        visible = torch.cat([self.visible_text(roots, positions), seen.expand(b, r, r)], -1)
+        states, _ = self(self.embed(tokens), hidden, positions, visible, roots.past)
+        return states
+
+    def visible_text(self, roots: Roots, positions: Tensor) -> Tensor:
+        """The rows of the text that rows after the roots see: positions [b, rows] -> [b, rows, n] bool."""
+        rows = torch.arange(roots.past[0].keys.shape[-3], device=positions.device)
+        before = rows < roots.positions[:, None]
+        return before[:, None] & self.in_window(positions, rows)
 
     def in_window(self, positions: Tensor, keys: Tensor) -> Tensor:
         """Which keys are in the window of a row: positions [..., n] of rows, keys [m] -> [..., n, m] bool.
@@ -149,7 +194,7 @@ class DraftHead(nn.Module):
             HeadError: the kind always drafts from all tokens, the ids are not ascending ids of the target, or the
                 head's hidden size is not the target's.
         """
-        raise HeadError(f"an {self.kind} head drafts from all tokens of its target; leave its vocabulary as it is")
+        raise HeadError(f"this {self.kind} head drafts from all tokens of its target; leave its vocabulary as it is")
 
     def set_window(self, window: int) -> None:
         """Let a row see so many keys, its own and the last before it.
@@ -223,66 +268,8 @@ class DraftHead(nn.Module):
         return {name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in self.named_parameters()}
 
 
-Head = TypeVar("Head", bound=DraftHead)
-
-
 def head_class(spec: HeadSpec) -> type[DraftHead]:
     """The torch module of a kind, imported on first use."""
     module, _, name = spec.module.partition(":")
     found: type[DraftHead] = getattr(importlib.import_module(module), name)
     return found
-
-
-def read_llama_config(folder: str | Path, architecture: str) -> LlamaConfig:
-    """Return the head's config.json as a LlamaConfig (which knows every RoPE variant).
-
-    Raises:
-        HeadError: the folder holds another architecture.
-    """
-    values = read_config(folder)
-    if values.get("architectures", [None])[0] != architecture:
-        raise HeadError(
-            f"{folder} has architectures {values.get('architectures')}, wanted [{architecture!r}]; "
-            "load it with the module of its own architecture"
-        )
-    return LlamaConfig(**values)
-
-
-def fill(
-    head: Head,
-    weights: dict[str, Tensor],
-    shared: dict[str, Tensor],
-    dtype: torch.dtype | None,
-    folder: str | Path,
-) -> Head:
-    """Put the tensors of the checkpoint in `folder` into a head, in dtype or that of the checkpoint's fc.
-
-    Tensors already in that dtype are not copied, and the embedding keeps its own. shared: the target's tensors
-    (embedding, lm_head) by their names in the head's state dict; they replace those of the checkpoint. Tensors of the
-    checkpoint that the module does not have are ignored, as the engine does.
-
-    Raises:
-        HeadError: a tensor is missing or has another shape (`check_head` says which and why).
-    """
-    weights = dict(weights)
-    weights["embedding"] = weights.pop("embed_tokens.weight", torch.empty(0))
-    weights |= shared
-    state = head.state_dict()
-    if "d2t" in state:
-        weights.setdefault("d2t", state["d2t"])  # a head of the whole vocabulary stores none: offset 0
-    try:
-        dtype = dtype or weights["fc.weight"].dtype
-        kept = {name: weights[name] for name in state}
-        cast = {name: w.to(dtype) if w.is_floating_point() else w.long() for name, w in kept.items()}
-        head.load_state_dict(cast | {"embedding": kept["embedding"]}, assign=True)
-    except (KeyError, RuntimeError) as error:
-        found = " ".join(str(error).split())  # torch's is of several lines
-        raise HeadError(f"{folder} does not fit its config.json ({found}); run check_head for the details") from error
-    return head
-
-
-@torch.no_grad()
-def copy_if_alike(parameter: Tensor, value: Tensor | None) -> None:
-    """Copy a tensor of the target into a parameter, in place, where it exists and has the same shape."""
-    if value is not None and value.shape == parameter.shape:
-        parameter.copy_(value)

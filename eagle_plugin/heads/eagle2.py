@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig
 
-from eagle_plugin.heads.draft_head import DraftHead, NewHeadOptions, StoredHead, fill, read_llama_config
+from eagle_plugin.heads.draft_head import DraftHead, NewHeadOptions, StoredHead
 from eagle_plugin.heads.files import load_weights
+from eagle_plugin.heads.filling import fill, read_llama_config
 from eagle_plugin.heads.layers import MLP, Attention, KeyValues, RMSNorm
 from eagle_plugin.heads.target_files import TargetFiles
 

@@ -9,21 +9,15 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig
 
-from eagle_plugin.heads.draft_head import (
-    DraftHead,
-    NewHeadOptions,
-    StoredHead,
-    copy_if_alike,
-    fill,
-    read_llama_config,
-)
+from eagle_plugin.heads.draft_head import DraftHead, NewHeadOptions, StoredHead
 from eagle_plugin.heads.files import HeadError, load_weights, read_config, text_config
+from eagle_plugin.heads.filling import copy_if_alike, fill, read_llama_config
 from eagle_plugin.heads.layers import MLP, Attention, KeyValues, RMSNorm
 from eagle_plugin.heads.new_config import NORM_KEYS, window_keys
 from eagle_plugin.heads.other_layouts import window_of
 from eagle_plugin.heads.target_files import TargetFiles
 from eagle_plugin.heads.target_table import default_aux_layers, engines_default, sglang_ids, sglang_layers
-from eagle_plugin.heads.vocabulary import check_draft_ids
+from eagle_plugin.heads.vocabulary import check_draft_ids, with_vocabulary
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -156,25 +150,9 @@ class Eagle3Head(DraftHead):
 
     @torch.no_grad()
     def change_vocabulary(self, draft_ids: Tensor, target_lm_head: Tensor) -> int:
-        vocabulary, hidden = target_lm_head.shape
-        check_draft_ids(draft_ids, vocabulary)
-        old = self.lm_head.weight
-        if old.shape[1] != hidden:
-            raise HeadError(
-                f"the head's hidden size is {old.shape[1]} and the target's {hidden}, so new tokens cannot start from "
-                "the target's lm_head; keep the head's draft vocabulary"
-            )
-        place = torch.full((vocabulary,), -1, dtype=torch.int64)
-        place[self.to_target(torch.arange(len(old)))] = torch.arange(len(old))
-        before = place[draft_ids]
-        rows = target_lm_head[draft_ids].to(old.dtype)
-        known = before >= 0
-        rows[known] = old[before[known]]
-        self.lm_head = nn.Linear(hidden, len(draft_ids), bias=False, dtype=old.dtype)
-        self.lm_head.weight.copy_(rows)
-        self.d2t = nn.Buffer(draft_ids - torch.arange(len(draft_ids)))
+        self.lm_head, self.d2t, known = with_vocabulary(self.lm_head.weight, self.d2t, draft_ids, target_lm_head)
         self.config.draft_vocab_size = len(draft_ids)
-        return int(known.sum())
+        return known
 
     @classmethod
     def load(

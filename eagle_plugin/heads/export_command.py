@@ -7,17 +7,21 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
 from rich.table import Table
 
 from eagle_plugin.common.command_line import Parser, positive_number
+from eagle_plugin.heads.block_config import METHOD, is_block_drafter
+from eagle_plugin.heads.block_drafter import describe_block
 from eagle_plugin.heads.checkpoint import HeadInfo, check_head
+from eagle_plugin.heads.draft_head import DraftHead
 from eagle_plugin.heads.export import save_head, warn_of_biases
 from eagle_plugin.heads.files import HeadError, read_config, text_config
 from eagle_plugin.heads.interpretations import Interpretation, read_interpretations
-from eagle_plugin.heads.kinds import HEADS
+from eagle_plugin.heads.kinds import HEADS, find_spec
 from eagle_plugin.heads.load import load_any_head
 from eagle_plugin.heads.manifest import compare_target, read_manifest
 from eagle_plugin.heads.target_table import are_layers
@@ -25,8 +29,8 @@ from eagle_plugin.models import head_folder, target_folder
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 DESCRIPTION = """\
-Rewrite a draft head (ours, official EAGLE, SpecForge's or speculators') as a folder that stock SGLang and stock vLLM
-both load: config.json with the aux layers in both engines' keys, model.safetensors, eagle_plugin.json.
+Rewrite a draft head (ours, official EAGLE, SpecForge's or speculators', DFlash) as a folder that stock SGLang and stock
+vLLM both load: config.json with the aux layers in both engines' keys, model.safetensors, eagle_plugin.json.
 """
 EXAMPLES = """\
 examples:
@@ -53,6 +57,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     manifest = read_manifest(head) or {}
     for warning in compare_target(manifest, target, head) if manifest else []:
         print(f"warning: {warning}", file=sys.stderr)
+    if is_block_drafter(read_config(head)):
+        return _export_block_drafter(arguments, head, target, manifest)
     aux, norm = arguments.aux_layers, arguments.norm_output
     found = read_interpretations(head, target)
     if aux is not None and not manifest and found[0].aux_layers:
@@ -61,11 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     loaded = load_any_head(head, target, interpretation=interpretation)
     if arguments.window is not None:
         loaded.set_window(arguments.window)
-    notes = {k: v for k, v in manifest.items() if k not in ("format", "kind", "aux_layers", "target")}
-    if "name" in manifest.get("target", {}):
-        notes["target_name"] = manifest["target"]["name"]
-    dtype = DTYPES.get(arguments.dtype) or loaded.fc.weight.dtype
-    save_head(loaded, arguments.out, target_dir=target, manifest=notes, dtype=dtype)
+    _save(arguments, loaded, target, manifest)
     info = check_head(target, arguments.out, algorithm=loaded.spec.algorithm)
     for warning in [*info.warnings, *warn_of_biases(dict(loaded.named_parameters()), arguments.out)]:
         print(f"warning: {warning}", file=sys.stderr)
@@ -73,6 +75,35 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Not in the table, where a long command would be wrapped.
     print(f"SGLang: --speculative-algorithm {info.algorithm} --speculative-draft-model-path {arguments.out}")
     vllm = HEADS[info.kind].vllm_config(arguments.out, 4)
+    print(f"vLLM: --speculative-config '{json.dumps(vllm)}'")
+    return 0
+
+
+def _save(arguments: argparse.Namespace, loaded: DraftHead, target: Path, manifest: dict[str, Any]) -> None:
+    """manifest: of the head as it was read, of which the training and the target's name are kept."""
+    notes = {k: v for k, v in manifest.items() if k not in ("format", "kind", "aux_layers", "target")}
+    if "name" in manifest.get("target", {}):
+        notes["target_name"] = manifest["target"]["name"]
+    dtype = DTYPES.get(arguments.dtype) or loaded.fc.weight.dtype
+    save_head(loaded, arguments.out, target_dir=target, manifest=notes, dtype=dtype)
+
+
+def _export_block_drafter(arguments: argparse.Namespace, head: Path, target: Path, manifest: dict[str, Any]) -> int:
+    for option in ("aux_layers", "norm_output", "window"):
+        if getattr(arguments, option) is not None:
+            name = option.replace("_", "-")
+            raise HeadError(f"--{name} is for EAGLE heads, and {head} is a block drafter; leave the option out")
+    loaded = load_any_head(head, target)
+    _save(arguments, loaded, target, manifest)
+    info = describe_block(target, arguments.out)
+    print(
+        f"{arguments.out}: {METHOD}, {info.num_layers} layer(s), {info.parameters / 1e6:.1f} M parameters, {info.dtype}"
+    )
+    if loaded.own_lm_head is None and not loaded.own_embedding:
+        print(f"SGLang: --speculative-algorithm DFLASH --speculative-draft-model-path {arguments.out}")
+    else:
+        print("SGLang: no, its class reads neither an embedding nor an lm_head of a drafter's own")
+    vllm = find_spec(METHOD).vllm_config(arguments.out, (info.block or 2) - 1)
     print(f"vLLM: --speculative-config '{json.dumps(vllm)}'")
     return 0
 

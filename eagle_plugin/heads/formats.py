@@ -216,6 +216,20 @@ class PEagleFormat(Eagle3Format):
         check_mask_token(token, config["vocab_size"], f"{folder} has mask_hidden and mask_token_id")
 
 
+class BlockFormat(EagleFormat):
+    """Block drafters (DFlash); `heads.block_drafter` has the tensors and keys that the engines read of them."""
+
+    loader = "DFlashDraftModel"
+    algorithm: Algorithm = "DFLASH"
+    reads_aux_layers = True
+
+    def canonical_name(self, name: str) -> str:
+        return canonical_name(name)
+
+    def known_tensors(self, config: dict[str, Any]) -> Iterator[str]:
+        yield from ("embed_tokens.weight", "d2t", "t2d")
+
+
 _ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 

@@ -1,4 +1,5 @@
-"""The kinds of draft heads. A new kind is a torch module (one file here) and one entry of `HEADS`.
+"""The kinds of draft heads. A new kind is a torch module (one file here) and one entry of `HEADS`, or of
+`BLOCK_DRAFTERS`.
 
 Code that must differ by kind asks the entry or a method of the module (`heads.draft_head.DraftHead`) and never compares
 names or classes. A kind that the engines load with another class brings its format (`heads.formats`), and one that
@@ -13,7 +14,7 @@ from typing import Any
 
 from eagle_plugin.core.shape import Levels
 from eagle_plugin.heads.files import Algorithm, HeadError
-from eagle_plugin.heads.formats import Eagle3Format, EagleFormat, PEagleFormat
+from eagle_plugin.heads.formats import BlockFormat, Eagle3Format, EagleFormat, PEagleFormat
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,8 @@ class HeadSpec:
     def vllm_config(self, model: str, tokens: int) -> dict[str, Any]:
         """vLLM's --speculative-config for the head in folder `model` with `tokens` drafted tokens per round."""
         values = {"method": self.method, "model": model, "num_speculative_tokens": tokens}
-        return values | ({"parallel_drafting": True} if self.levels is Levels.PARALLEL else {})
+        masked = self.levels is Levels.PARALLEL and self.kind not in BLOCK_DRAFTERS
+        return values | ({"parallel_drafting": True} if masked else {})
 
 
 # From the most special to the most general: the first whose marker is in a checkpoint is its kind.
@@ -76,6 +78,19 @@ HEADS: dict[str, HeadSpec] = {
         ),
     )
 }
+# Told by config.json (`block_config.is_block_drafter`), because tensors with these names mean something else elsewhere.
+BLOCK_DRAFTERS: dict[str, HeadSpec] = {
+    "dflash": HeadSpec(
+        kind="dflash",
+        module="eagle_plugin.heads.dflash:DFlashHead",
+        format=BlockFormat(),
+        architectures=("DFlashDraftModel",),
+        marker="hidden_norm.weight",
+        method="dflash",
+        levels=Levels.PARALLEL,
+        objective="blocks",
+    )
+}
 ALGORITHMS = sorted({spec.algorithm for spec in HEADS.values()})
 
 
@@ -85,9 +100,15 @@ def find_spec(kind: str) -> HeadSpec:
     Raises:
         HeadError: there is none of this name.
     """
-    if kind not in HEADS:
-        raise HeadError(f"the kind of head is {kind!r}, wanted one of {', '.join(HEADS)}; correct the name")
-    return HEADS[kind]
+    known = all_kinds()
+    if kind not in known:
+        raise HeadError(f"the kind of head is {kind!r}, wanted one of {', '.join(known)}; correct the name")
+    return known[kind]
+
+
+def all_kinds() -> dict[str, HeadSpec]:
+    """The kinds that can be trained."""
+    return HEADS | BLOCK_DRAFTERS
 
 
 def spec_of_tensors(names: Collection[str], architecture: str | None = None) -> HeadSpec | None:

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import LlamaConfig
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, rotate_half
 
 
 class KeyValues(NamedTuple):
@@ -49,7 +49,8 @@ class MLP(nn.Module):
 class Attention(nn.Module):
     """Grouped-query attention with RoPE in which the caller says which row attends to which key."""
 
-    def __init__(self, config: LlamaConfig, width: int, *, bias: bool, output_bias: bool) -> None:
+    def __init__(self, config: LlamaConfig, width: int, *, bias: bool, output_bias: bool, norms: bool = False) -> None:
+        """width: of the rows that are read; norms: whether queries and keys are normed, as in Qwen3."""
         super().__init__()
         heads, kv_heads = config.num_attention_heads, config.num_key_value_heads or config.num_attention_heads
         self.head_dim = config.head_dim or config.hidden_size // heads
@@ -58,6 +59,8 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(width, kv, bias=bias)
         self.v_proj = nn.Linear(width, kv, bias=bias)
         self.o_proj = nn.Linear(q, config.hidden_size, bias=output_bias)
+        self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps) if norms else None
+        self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps) if norms else None
         # A bound method and no submodule, so that .to(dtype) does not round the inverse frequencies, which would shift
         # far positions.
         self.rotary = LlamaRotaryEmbedding(config).forward
@@ -70,12 +73,25 @@ class Attention(nn.Module):
         x [..., n, width], positions [..., n] int64, visible [..., n, m + n] bool (the earlier rows come first)
         -> output [..., n, H] and the keys and values of all m + n rows.
         """
-        q, k, v = (p(x).unflatten(-1, (-1, self.head_dim)) for p in (self.q_proj, self.k_proj, self.v_proj))
-        cos, sin = self.rotary(x, positions)
-        q, k = apply_rotary_pos_emb(q, k, cos, sin, unsqueeze_dim=-2)
+        q = self._rotate(self._project(self.q_proj, x), self.q_norm, positions)
+        k, v = self.keys_values(x, positions)
         if past is not None:
             k, v = torch.cat([past.keys, k], -3), torch.cat([past.values, v], -3)
         out = F.scaled_dot_product_attention(
             q.transpose(-2, -3), k.transpose(-2, -3), v.transpose(-2, -3), visible.unsqueeze(-3), enable_gqa=True
         )
         return self.o_proj(out.transpose(-2, -3).flatten(-2)), KeyValues(k, v)
+
+    def keys_values(self, x: Tensor, positions: Tensor) -> KeyValues:
+        """Those of rows x [..., n, width] at positions [..., n] alone."""
+        keys = self._rotate(self._project(self.k_proj, x), self.k_norm, positions)
+        return KeyValues(keys, self._project(self.v_proj, x))
+
+    def _project(self, projection: nn.Linear, x: Tensor) -> Tensor:
+        """[..., n, heads, D]."""
+        return projection(x).unflatten(-1, (-1, self.head_dim))
+
+    def _rotate(self, x: Tensor, norm: RMSNorm | None, positions: Tensor) -> Tensor:
+        x = x if norm is None else norm(x)
+        cos, sin = (part.unsqueeze(-2) for part in self.rotary(x, positions))
+        return x * cos + rotate_half(x) * sin

@@ -1,4 +1,4 @@
-"""Loading any head for training and evaluation: ours, official EAGLE, SpecForge's and speculators' checkpoints.
+"""Loading any head for training and evaluation: ours, official EAGLE, SpecForge's and speculators' checkpoints, DFlash.
 
 `check_head` has the rules of serving; this reader also understands checkpoints that an engine cannot take as they
 are. `save_head` writes what it returns in the form that both engines load.
@@ -12,11 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eagle_plugin.heads.description import HeadDescription, described_spec, read_head, refuse_block_drafter
+from eagle_plugin.heads.block_config import METHOD, is_block_drafter
+from eagle_plugin.heads.block_drafter import describe_block
+from eagle_plugin.heads.description import HeadDescription, described_spec, read_head
 from eagle_plugin.heads.draft_head import DraftHead, StoredHead, head_class
 from eagle_plugin.heads.files import DTYPES, HeadError, count_layers, layer_config, load_weights
 from eagle_plugin.heads.formats import refuse_mask_without_features
 from eagle_plugin.heads.interpretations import Interpretation, read_interpretations
+from eagle_plugin.heads.kinds import find_spec
 from eagle_plugin.heads.other_layouts import refuse_other_layout, rope_options, rope_sections, without_sections
 from eagle_plugin.heads.target_files import TargetFiles
 
@@ -41,7 +44,8 @@ def load_any_head(
     """
     described = read_head(folder)  # first: its errors are about the folder
     folder, raw = described.folder, described.written
-    refuse_block_drafter(described)
+    if is_block_drafter(described.written):
+        return _load_block_drafter(described, target_dir, dtype)
     refuse_other_layout(described.by_parameter(), described.config, folder)
     spec = described_spec(described)
     kind = head_class(spec)
@@ -64,6 +68,19 @@ def load_any_head(
             f"{folder}/config.json is not that of Llama layers ({type(error).__name__}: {error}), wanted the keys of a "
             "LlamaConfig; correct the key, or copy config.json again"
         ) from error
+    _check_all_read(head, config, weights, folder)
+    return head
+
+
+def _load_block_drafter(described: HeadDescription, target_dir: str | Path, dtype: torch.dtype | None) -> DraftHead:
+    """A DFlash drafter that vLLM loads, of what the modules here compute."""
+    layers = tuple(i + 1 for i in describe_block(target_dir, described.folder).target_layers)
+    kind, folder, config = head_class(find_spec(METHOD)), described.folder, described.config
+    weights = load_weights(folder)
+    if found := kind.find_unsupported(config, weights):
+        raise HeadError(f"{folder} has {found}")
+    stored = StoredHead(folder, config, weights, Interpretation(layers, False, METHOD), TargetFiles(target_dir))
+    head = kind.from_checkpoint(stored, dtype)
     _check_all_read(head, config, weights, folder)
     return head
 
@@ -160,7 +177,7 @@ def _check_all_read(head: DraftHead, config: dict[str, Any], weights: dict[str, 
     own = weights.get("embed_tokens.weight")
     if own is not None and config.get("target_hidden_size") not in (None, config["hidden_size"]):
         return  # a narrower head than its target reads its own
-    if own is not None and not _same_embedding(own, head.embedding):
+    if own is not None and not head.own_embedding and not _same_embedding(own, head.embedding):
         raise HeadError(
             f"{folder} has embed_tokens.weight of shape {list(own.shape)} with other values than the target's, wanted "
             "the target's, by which SGLang replaces it; train a head with the target's embedding, or remove the tensor "

@@ -1,9 +1,10 @@
-"""The token that P-EAGLE reads in place of an unknown one: an id that no text contains."""
+"""The token that P-EAGLE and block drafters read in place of an unknown one: an id that no text contains."""
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,9 +59,22 @@ def choose_mask_token(target_dir: str | Path, used: set[int]) -> int:
         if candidate not in used:
             return candidate
     raise HeadError(
-        f"{target_dir} has no unused token for P-EAGLE's mask (no id without a token, no special token outside its "
+        f"{target_dir} has no unused token for the mask (no id without a token, no special token outside its "
         "chat template and the draft vocabulary); name a token that never occurs, or train an EAGLE-3 head"
     )
+
+
+def mask_token_of_new(target_dir: Path, vocab_size: int, draft_ids: Sequence[int], named: int | None) -> int:
+    """The mask token of a new head that drafts from these target ids: the one that is named, or the best unused one.
+
+    Raises:
+        HeadError: the named one is not of the target, or none is unused.
+    """
+    if named is None:
+        named = choose_mask_token(target_dir, set(draft_ids) if len(draft_ids) < vocab_size else set())
+    if not 0 <= named < vocab_size:
+        raise HeadError(f"mask_token_id is {named}, wanted 0 to {vocab_size - 1}; name a token of the target")
+    return named
 
 
 def _named_ids(folder: Path) -> set[int]:

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig
 
-from eagle_plugin.heads.draft_head import DraftHead, NewHeadOptions, StoredHead
+from eagle_plugin.heads.draft_head import DraftHead, NewHeadOptions, Roots, StoredHead
 from eagle_plugin.heads.eagle3 import Eagle3Head
 from eagle_plugin.heads.files import HeadError, read_mask_token
-from eagle_plugin.heads.mask_token import choose_mask_token
+from eagle_plugin.heads.mask_token import mask_token_of_new
 from eagle_plugin.heads.target_files import TargetFiles
 
 if TYPE_CHECKING:
@@ -43,16 +43,16 @@ class PEagleHead(Eagle3Head):
         """As in the base class: the learnt features, through the same norms and fc as real ones."""
         return self.fuse(self.mask_hidden)
 
+    def list_levels(self, roots: Roots, steps: int) -> Tensor:
+        b, masks = len(roots.tokens), steps - 1
+        tokens = torch.full((b, masks), self.mask_token_id, device=roots.tokens.device)
+        causal = torch.ones(masks, masks, dtype=torch.bool, device=tokens.device).tril()
+        states = self.read_after(roots, tokens, self.mask_state().expand(b, masks, -1), causal)
+        return torch.cat([roots.states, states], 1)
+
     @classmethod
     def new_keys(cls, target: TargetFiles, ids: Tensor, options: NewHeadOptions) -> dict[str, Any]:
-        token = options.mask_token_id
-        if token is None:
-            used = set(ids.tolist()) if len(ids) < target.vocab_size else set()
-            token = choose_mask_token(target.folder, used)
-        if not 0 <= token < target.vocab_size:
-            raise HeadError(
-                f"mask_token_id is {token}, wanted 0 to {target.vocab_size - 1}; name a token of the target"
-            )
+        token = mask_token_of_new(target.folder, target.vocab_size, ids.tolist(), options.mask_token_id)
         return super().new_keys(target, ids, options) | {"mask_token_id": token}
 
     @classmethod

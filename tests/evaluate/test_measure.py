@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import dflash_models
 import pytest
 import tiny_models
 import torch
@@ -59,6 +60,8 @@ def cases(
     responses = {path: [*PROMPT, *plain_greedy(model, PROMPT, 48)] for path, model in models.items()}
     eagle2 = tiny_models.markov_eagle2_head(folder / "eagle2", markov_target, wrong=0.3)
     eagle3 = tiny_models.markov_eagle3_head(folder / "eagle3", markov_target, wrong=0.3, reduced=True)
+    kept = sorted(set(tiny_models.read_markov_map(markov_target).tolist()))
+    dflash = dflash_models.dflash_head(folder / "dflash", markov_target, kept, layers=4, wrong=0.2)
     heads = {
         "eagle2": (markov_target, load_any_head(eagle2, markov_target)),
         "eagle3": (markov_target, load_any_head(eagle3, markov_target)),
@@ -67,6 +70,7 @@ def cases(
             load_any_head(tiny_eagle3_reduced, tiny_target, None, Interpretation((1, 4, 6), False, "")),
         ),
         "peagle": (tiny_target, new_head("peagle", tiny_target, aux_layers=(1, 4, 6), layers=2, mask_token_id=2)),
+        "dflash": (markov_target, load_any_head(dflash, markov_target)),
     }
     with torch.no_grad():
         heads["peagle"][1].get_parameter("mask_hidden").normal_(generator=torch.Generator().manual_seed(0))
@@ -77,8 +81,18 @@ def read(case: Case) -> Any:
     return prefill_head(case.head, case.text, target_features(case.model, case.head, case.text))
 
 
-@pytest.mark.parametrize("name", ["eagle2", "eagle3", "random", "peagle"])
-@pytest.mark.parametrize("shape", [CHAIN, TREE, Shape(3, 2, 6)])
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        *(
+            (name, shape)
+            for name in ("eagle2", "eagle3", "random", "peagle")
+            for shape in (CHAIN, TREE, Shape(3, 2, 6))
+        ),
+        ("dflash", CHAIN),
+        pytest.param("dflash", TREE, marks=pytest.mark.matrix),
+    ],
+)
 @torch.no_grad()
 def test_walk_equals_a_speculative_loop(name: str, shape: Shape, cases: dict[str, Case]) -> None:
     case = cases[name]
@@ -88,7 +102,7 @@ def test_walk_equals_a_speculative_loop(name: str, shape: Shape, cases: dict[str
     assert loop.tokens == case.text[len(PROMPT) :]
     assert found == [length - 1 for length in loop.accept_lengths][: len(found)]
     assert len(found) >= 44 // (shape.steps + 1)
-    if name in ("eagle2", "eagle3"):  # wrong now and then, so the walk is more than one long run
+    if name in ("eagle2", "eagle3", "dflash"):  # wrong now and then, so the walk is more than one long run
         assert min(found) < max(found) == shape.steps or shape == TREE
 
 

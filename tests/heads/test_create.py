@@ -165,7 +165,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "layers": ({"layers": 0}, "0 layers"),
     "window": ({"kind": "eagle2", "window": 64}, "a head of kind eagle2 has no window"),
     "mask": ({"kind": "peagle", "mask_token_id": 512}, "mask_token_id is 512, wanted 0 to 511"),
-    "no mask": ({"kind": "peagle", "draft_ids": torch.arange(5)}, "no unused token for P-EAGLE's mask"),
+    "no mask": ({"kind": "peagle", "draft_ids": torch.arange(5)}, "no unused token for the mask"),
 }
 
 

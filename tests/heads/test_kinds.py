@@ -18,7 +18,7 @@ from eagle_plugin.heads.eagle3 import Eagle3Head
 from eagle_plugin.heads.export import save_head
 from eagle_plugin.heads.files import HeadError
 from eagle_plugin.heads.formats import Eagle3Format
-from eagle_plugin.heads.kinds import HEADS, HeadSpec, find_spec, spec_of_tensors, stored_algorithm
+from eagle_plugin.heads.kinds import HEADS, HeadSpec, all_kinds, find_spec, spec_of_tensors, stored_algorithm
 from eagle_plugin.heads.load import load_any_head
 from eagle_plugin.learning.train.methods import METHODS
 from eagle_plugin.learning.train.recipe import HeadSettings
@@ -58,7 +58,7 @@ def scaled() -> Iterator[None]:
 
 
 def test_entries_name_what_exists() -> None:
-    for kind, spec in HEADS.items():
+    for kind, spec in all_kinds().items():
         assert (spec.kind, head_class(spec).kind) == (kind, kind) and spec.objective in METHODS
         assert spec.format.loader == spec.architectures[0]
 
@@ -78,11 +78,12 @@ def test_the_marker_decides_the_kind() -> None:
 
 
 def test_vllm_config() -> None:
-    values_of = {kind: spec.vllm_config("head", 4) for kind, spec in HEADS.items()}
+    values_of = {kind: spec.vllm_config("head", 4) for kind, spec in all_kinds().items()}
     assert {kind: values["method"] for kind, values in values_of.items()} == {
         "eagle2": "eagle",
         "eagle3": "eagle3",
         "peagle": "eagle3",
+        "dflash": "dflash",
     }
     assert [kind for kind, values in values_of.items() if values.get("parallel_drafting")] == ["peagle"]
 
@@ -101,7 +102,7 @@ def test_a_new_kind_is_an_entry(scaled: None, tiny_target: Path, tmp_path: Path)
 
 def test_a_kind_without_an_entry_is_not_known(tiny_target: Path) -> None:
     """Negative control of the test above."""
-    with pytest.raises(HeadError, match="'scaled', wanted one of peagle, eagle3, eagle2"):
+    with pytest.raises(HeadError, match="'scaled', wanted one of peagle, eagle3, eagle2, dflash"):
         new_head("scaled", tiny_target)
-    with pytest.raises(ValueError, match="'auto', 'eagle2', 'eagle3' or 'peagle'"):
+    with pytest.raises(ValueError, match="'auto', 'dflash', 'eagle2', 'eagle3' or 'peagle'"):
         HeadSettings(kind="scaled")

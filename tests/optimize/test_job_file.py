@@ -65,6 +65,10 @@ def test_every_workflow_is_a_job_that_can_be_planned(workflow, tmp_path, tiny_ta
         ),
         (["--recipe", "RECIPE", "--set", "head=nowhere"], "wanted either train, with a name and keys of each training"),
         (["--recipe", "RECIPE", "--set", "train={}"], "found neither"),
+        (
+            ["--recipe", "RECIPE", "--set", "train.head.head={kind: dflash}", "--set", "package=true"],
+            "train.head makes a block drafter, which the stages of package do not start servers with yet",
+        ),
     ],
 )
 def test_a_wrong_job_is_refused_in_one_sentence_and_not_created(recipe, tmp_path, capsys, options, message) -> None:

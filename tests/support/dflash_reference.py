@@ -2,7 +2,8 @@
 
 Keys and values of an accepted token are made of the target's states: fc of the outputs of some of its layers, a norm,
 and the projections, norms and rotations of each layer of the drafter. The block is the root token and masks, at the
-positions after them; a mask's state gives the logits of its own position.
+positions after them, and every row sees all of it, or with `is_causal` the rows up to its own; a mask's state gives
+the logits of its own position.
 """
 
 from __future__ import annotations

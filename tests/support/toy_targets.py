@@ -9,11 +9,13 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig
 
+from eagle_plugin.heads.dflash import DFlashHead
 from eagle_plugin.heads.eagle2 import Eagle2Head
 from eagle_plugin.heads.eagle3 import Eagle3Head
 from eagle_plugin.heads.peagle import PEagleHead
 from eagle_plugin.learning.data.store.features import Readout
 from eagle_plugin.learning.train.batches import Batch, pack
+from eagle_plugin.learning.train.blocks import BlockPass
 from eagle_plugin.learning.train.parallel import MaskedRows, ParallelPass
 
 AUX_LAYERS = (1, 2, 3)
@@ -52,7 +54,7 @@ def randomise(head: nn.Module, seed: int, draft_ids: Tensor | None = None) -> An
             tensor.data.copy_(noise / tensor.shape[-1] ** 0.5 if tensor.dim() == 2 else 1 + 0.2 * noise)
     if isinstance(head, Eagle2Head):
         head.fc.bias.data.zero_()
-    if draft_ids is not None and isinstance(head, Eagle3Head):
+    if draft_ids is not None and isinstance(head, Eagle3Head | DFlashHead):
         head.d2t.copy_(draft_ids - torch.arange(len(draft_ids)))
     return head
 
@@ -73,12 +75,30 @@ def peagle_head(seed: int = 0, draft_ids: Tensor | None = None, **config: Any) -
     return randomise(PEagleHead(head_config(mask_token_id=39, **config), AUX_LAYERS), seed, draft_ids)
 
 
+def dflash_head(
+    seed: int = 0, draft_ids: Tensor | None = None, *, block: int = 5, causal: bool = False, **config: Any
+) -> DFlashHead:
+    config |= {
+        "block_size": block,
+        "is_causal": causal,
+        "draft_vocab_size": None if draft_ids is None else len(draft_ids),
+    }
+    return randomise(DFlashHead(head_config(mask_token_id=39, **config), AUX_LAYERS), seed, draft_ids)
+
+
 def parallel_states(head: PEagleHead, batch: Batch, rows: MaskedRows) -> dict[tuple[int, int], Tensor]:
     """The state of every verified row and of these masked rows in float32, by (anchor, depth)."""
     work = ParallelPass(head, batch, int(rows.depth.max()) + 1 if len(rows.depth) else 1, torch.float32)
     masked = work.draft_masked(rows, 0, work.keys, work.values)
     verified = {(anchor, 0): state for anchor, state in enumerate(work.states)}
     return verified | dict(zip(zip(*(x.tolist() for x in rows), strict=True), masked, strict=True))
+
+
+def block_states(head: DFlashHead, batch: Batch, rows: MaskedRows, steps: int) -> dict[tuple[int, int], Tensor]:
+    """The states of the rows of blocks in float32, by (anchor, depth)."""
+    work = BlockPass(head, batch, steps, torch.float32)
+    states = work.draft(rows, 0, work.keys, work.values)
+    return dict(zip(zip(*(x.tolist() for x in rows), strict=True), states, strict=True))
 
 
 def random_documents(lengths: list[tuple[int, int]], seed: int = 0, hidden: int = 16, vocab: int = 39) -> Batch:

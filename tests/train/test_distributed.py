@@ -44,7 +44,8 @@ def runs(features, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "head": masked,
         "loss": {"keep_rate": 1.0, "keep_floor": 1.0, "segment_rows": 12, "prompt_weight": 0.5},
     }
-    recipes = {"": values, "-peagle": peagle}
+    blocks = {"head": masked | {"kind": "dflash"}, "loss": {"keep_rate": 1.0, "prompt_weight": 0.5}}
+    recipes = {"": values, "-peagle": peagle, "-dflash": values | blocks}
     found = {f"one{kind}": run_training(folder, f"one{kind}", each) for kind, each in recipes.items()}
     files = [
         write_recipe(folder / f"{name}{kind}.yaml", each | {"parallel": name})
@@ -56,7 +57,7 @@ def runs(features, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return found | {file.stem: file.with_suffix("") for file in files}
 
 
-@pytest.mark.parametrize("kind", ["", "-peagle"])
+@pytest.mark.parametrize("kind", ["", "-peagle", "-dflash"])
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_two_processes_equal_one(runs: dict[str, Path], parallel: str, kind: str) -> None:
     name, one = f"{parallel}{kind}", f"one{kind}"

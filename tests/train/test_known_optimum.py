@@ -9,6 +9,7 @@ import torch
 from toy_targets import AUX_LAYERS, MarkovTarget, head_config
 from transformers import LlamaConfig
 
+from eagle_plugin.heads.dflash import DFlashHead
 from eagle_plugin.heads.draft_head import DraftHead
 from eagle_plugin.heads.eagle2 import Eagle2Head
 from eagle_plugin.heads.eagle3 import Eagle3Head
@@ -78,6 +79,16 @@ def test_parallel_drafting_reaches_the_entropy_of_what_it_knows(target: MarkovTa
     best = [target.entropy(depth + 1) for depth in range(STEPS)]
     assert best[0] < 0.8 * best[1] < 0.8 * best[2]  # otherwise depth would have no effect
     assert reached == pytest.approx(best, rel=0.02)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("causal", [False, True], ids=["whole", "causal"])
+def test_blocks_reach_the_entropy_of_what_they_know(target: MarkovTarget, causal: bool) -> None:
+    shape = {"mask_token_id": STATES, "block_size": STEPS + 1, "is_causal": causal}
+    head = fresh(lambda: DFlashHead(config(target, **shape), AUX_LAYERS))
+    settings = ObjectiveSettings(steps=STEPS, dtype=torch.float32, keep_rate=0.9)
+    reached = learn(head, target, settings, lambda: target.batch(6, 32), 500)["loss"]
+    assert reached == pytest.approx([target.entropy(depth + 1) for depth in range(STEPS)], rel=0.02)
 
 
 def test_eagle2_reaches_the_noise_of_the_features(target: MarkovTarget) -> None:

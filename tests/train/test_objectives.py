@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from toy_targets import (
+    block_states,
+    dflash_head,
     eagle2_head,
     eagle3_head,
     parallel_states,
@@ -18,6 +20,7 @@ from toy_targets import (
     random_readout,
 )
 
+from eagle_plugin.heads.dflash import DFlashHead
 from eagle_plugin.heads.draft_head import DraftHead
 from eagle_plugin.heads.eagle2 import Eagle2Head
 from eagle_plugin.heads.peagle import PEagleHead
@@ -37,11 +40,13 @@ def make(kind: str, **settings: Any) -> Objective:
         "eagle3": lambda: eagle3_head(draft_ids=DRAFT),
         "eagle3.1": lambda: eagle3_head(draft_ids=DRAFT, fc_norm=True, norm_output=True),
         "peagle": lambda: peagle_head(draft_ids=DRAFT, num_hidden_layers=2),
+        "dflash": lambda: dflash_head(num_hidden_layers=2, block=4),  # with the target's lm_head
+        "causal dflash": lambda: dflash_head(draft_ids=DRAFT, block=4, causal=True),
     }
     head = heads[kind]()
     readout = random_readout()
-    if kind == "eagle2":
-        head.lm_head.copy_(readout.weight)
+    if kind in ("eagle2", "dflash"):
+        (head.lm_head if kind == "eagle2" else head.target_lm_head).copy_(readout.weight)
     return Objective(head, readout, replace(SETTINGS, **settings))
 
 
@@ -53,6 +58,11 @@ def states_of(head: DraftHead, objective: Objective, batch: Batch) -> list[dict[
         assert masked is not None
         states = parallel_states(head, batch, masked)
         return [{anchor: states[anchor, depth] for anchor, depth in states if depth == k} for k in range(steps)]
+    if isinstance(head, DFlashHead):
+        blocks = objective.plan(batch, 0).masked
+        assert blocks is not None
+        states = block_states(head, batch, blocks, steps)
+        return [{anchor: states[anchor, depth] for anchor, depth in states if depth == k + 1} for k in range(steps)]
     unrolled = unroll(head, batch, steps, torch.float32)  # type: ignore[arg-type]
     return [dict(enumerate(states)) for states in unrolled]
 
@@ -92,14 +102,14 @@ def by_definition(objective: Objective, batch: Batch) -> tuple[Tensor, dict[str,
     return loss, means
 
 
-@pytest.mark.parametrize("kind", ["eagle2", "eagle3", "eagle3.1", "peagle"])
+@pytest.mark.parametrize("kind", ["eagle2", "eagle3", "eagle3.1", "peagle", "dflash", "causal dflash"])
 def test_loss_gradient_and_measures_are_those_of_the_definition(kind: str) -> None:
     objective, batch = make(kind), random_documents(LENGTHS)
     # The data follows the head's own drafts half of the time, so that chains hold for some steps.
     with torch.no_grad():
         for _ in range(3):
             first = states_of(objective.head, objective, batch)[0]
-            for t in range(0, len(batch) - 2, 2):
+            for t in filter(first.__contains__, range(0, len(batch) - 2, 2)):
                 batch.ids[t + 2] = objective.head.to_target(objective.head.logits(first[t]).argmax())
     plan = objective.plan(batch, 0)
     ours = objective(batch, plan, plan.totals)
@@ -117,7 +127,7 @@ def test_loss_gradient_and_measures_are_those_of_the_definition(kind: str) -> No
     assert 0 < summary["acceptance"][0] < 1
 
 
-@pytest.mark.parametrize("kind", ["eagle2", "eagle3", "peagle"])
+@pytest.mark.parametrize("kind", ["eagle2", "eagle3", "peagle", "dflash"])
 def test_the_spread_of_documents_over_batches_does_not_matter(kind: str) -> None:
     """Two unequal halves with common totals are one batch: in loss, gradient and sums."""
     objective, whole = make(kind), random_documents(LENGTHS)
@@ -148,7 +158,7 @@ def split(batch: Batch, first: int, last: int) -> Batch:
     return Batch(batch.ids[a:b], batch.mask[a:b], batch.starts[first : last + 1] - a, batch.aux[a:b], batch.last[a:b])
 
 
-@pytest.mark.parametrize("kind", ["eagle2", "peagle"])
+@pytest.mark.parametrize("kind", ["eagle2", "peagle", "dflash"])
 def test_a_seed_draws_the_same_and_evaluation_adds_no_noise(kind: str) -> None:
     objective, batch = make(kind, noise=0.2, keep_rate=0.5, keep_floor=0.1), random_documents(LENGTHS)
 
@@ -175,8 +185,9 @@ def test_bfloat16_is_near_float32() -> None:
     assert losses[1] == pytest.approx(losses[0], rel=0.03)
 
 
-def test_a_batch_without_weights_costs_nothing_and_reaches_every_parameter_of_parallel_drafting() -> None:
-    objective, batch = make("peagle"), random_documents([(2, 0), (1, 1)])
+@pytest.mark.parametrize("kind", ["peagle", "dflash", "causal dflash"])
+def test_a_batch_without_weights_costs_nothing_and_reaches_every_parameter(kind: str) -> None:
+    objective, batch = make(kind), random_documents([(2, 0), (1, 1)])
     plan = objective.plan(batch, 0)
     losses = objective(batch, plan, plan.totals)
     losses.loss.backward()

@@ -27,7 +27,9 @@ def state(run: Path) -> dict[str, object]:
     return json.loads(newest(run, "state.json").read_text())
 
 
-@pytest.mark.parametrize(("kind", "name"), [("eagle3", "adamw"), ("eagle3", "muon"), ("peagle", "adamw")])
+@pytest.mark.parametrize(
+    ("kind", "name"), [("eagle3", "adamw"), ("eagle3", "muon"), ("peagle", "adamw"), ("dflash", "adamw")]
+)
 def test_two_halves_are_bitwise_one_run(features, tmp_path: Path, kind: str, name: str) -> None:
     # Two phases: the second half must also begin with the right one.
     phases = [{"share": 0.4, "steps": 1, "batch_tokens": 150}, {"share": 0.6, "steps": 3, "lr": 5e-4}]
@@ -35,6 +37,8 @@ def test_two_halves_are_bitwise_one_run(features, tmp_path: Path, kind: str, nam
     values["optimiser"] = {"name": name, "lr": 1e-3, "lm_head_lr": 3e-4, "schedule": "linear"}
     if kind == "peagle":  # draws which masked rows it drops
         values |= {"head": {"kind": kind, "mask_token_id": 2}, "loss": {"segment_rows": 30}}
+    if kind == "dflash":  # draws which blocks it makes; of those that are causal a phase may draft fewer levels
+        values |= {"head": {"kind": kind, "mask_token_id": 2, "causal": True}}
     whole = run_training(tmp_path, "whole", values, "checkpoint_every=24")
 
     half = tmp_path / "half"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from toy_targets import peagle_head, random_documents, random_readout
+from toy_targets import dflash_head, peagle_head, random_documents, random_readout
 
 from benchmarks.live_memory import LiveMemory
 from eagle_plugin.learning.train.batches import Batch, weigh_chains
@@ -20,8 +22,15 @@ DRAFT = torch.arange(0, 40, 2)
 WHOLE = 1 << 40
 
 
-def make(layers: int = 2, **settings: Any) -> Objective:
-    head = peagle_head(draft_ids=DRAFT, num_hidden_layers=layers)
+HEADS: dict[str, Callable[..., Any]] = {
+    "peagle": peagle_head,
+    "dflash": partial(dflash_head, block=6),
+    "causal dflash": partial(dflash_head, block=6, causal=True),
+}
+
+
+def make(layers: int = 2, kind: str = "peagle", **settings: Any) -> Objective:
+    head = HEADS[kind](draft_ids=DRAFT, num_hidden_layers=layers)
     return Objective(head, random_readout(), ObjectiveSettings(**{"dtype": torch.float32, "decay": 1.0} | settings))
 
 
@@ -36,9 +45,10 @@ def step(objective: Objective, batch: Batch) -> tuple[Tensor, Tensor, dict[str, 
 
 @pytest.mark.parametrize("limit", [1, 7, 40])
 @pytest.mark.parametrize("train_lm_head", [True, False])
-def test_segments_add_up_to_the_whole_batch(limit: int, train_lm_head: bool) -> None:
+@pytest.mark.parametrize("kind", HEADS)
+def test_segments_add_up_to_the_whole_batch(limit: int, train_lm_head: bool, kind: str) -> None:
     batch = random_documents([(4, 18), (2, 9), (3, 0), (1, 14)])
-    whole, parts = (make(steps=5, segment_rows=rows, train_lm_head=train_lm_head) for rows in (WHOLE, limit))
+    whole, parts = (make(2, kind, steps=5, segment_rows=n, train_lm_head=train_lm_head) for n in (WHOLE, limit))
     masked = parts.plan(batch, 0).masked
     assert masked is not None and len(cut_segments(batch, masked, limit)) > 1
     one, many = step(whole, batch), step(parts, batch)

@@ -7,7 +7,7 @@ head drafts a few responses of the target here, from other layers too where thes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -99,14 +99,8 @@ def check(
     known = [served[:2], *(other[:2] for other in possible)]
     mistakes = [other for other in likely_mistakes(served, head_dir, target_dir) if other[:2] not in known]
 
-    model, tokenizer = load_target(target_dir, _dtype()), load_tokenizer(target_dir)
-    rows = [TokenRow(f"check-{i}", "check", chat_ids(tokenizer, p), [], "", "val") for i, p in enumerate(prompts)]
-    responses = responses_at(
-        lambda: model, target_dir, rows, dtype=model.dtype, temperature=0.0, tokens=TOKENS, report=report
-    )
-    layers = sorted({layer for one in (served, *possible, *mistakes) for layer in one.aux_layers})
-    with torch.no_grad():
-        read = Responses(model, responses, layers, 0.0)
+    layers = {layer for one in (served, *possible, *mistakes) for layer in one.aux_layers}
+    read = _answers(target_dir, prompts, layers, report)
     measured = [_measure(read, target_dir, head_dir, one) for one in (served, *possible)]
     # Most are no better by likelihood, which is a fraction of the work of a whole measurement.
     better = [
@@ -116,10 +110,34 @@ def check(
     ]
     _refuse_better([*measured, *(_measure(read, target_dir, head_dir, one) for one in better)], target_dir, head_dir)
     warnings = [*info.warnings, *_name_ambiguous(measured, head_dir)]
-    manifest = read_manifest(head_dir) or {}
-    trained = next(iter(manifest.get("acceptance") or []), None)
-    _check_acceptance(measured[0].stats, trained, target_dir, head_dir)
+    trained = _check_acceptance(measured[0].stats, target_dir, head_dir)
     return Report(info, measured[0], measured[1:], trained, warnings)
+
+
+def check_block_drafter(
+    target_dir: str | Path, head_dir: str | Path, report: Callable[[int], None] = lambda done: None
+) -> tuple[AcceptStats, float | None]:
+    """Measure a block drafter's drafts as `check` does; returns also the acceptance of the first draft in training.
+
+    Raises:
+        HeadError: only an engine computes it, or the drafts are hardly ever right or far worse than in training.
+    """
+    head = load_any_head(head_dir, target_dir, _dtype())
+    stats = _stats(head, _answers(target_dir, PROMPTS, head.aux_layers, report), target_dir)
+    return stats, _check_acceptance(stats, target_dir, head_dir)
+
+
+def _answers(
+    target_dir: str | Path, prompts: Sequence[str], layers: Iterable[int], report: Callable[[int], None]
+) -> Responses:
+    """The target's greedy answers to some prompts with the inputs of these layers."""
+    model, tokenizer = load_target(target_dir, _dtype()), load_tokenizer(target_dir)
+    rows = [TokenRow(f"check-{i}", "check", chat_ids(tokenizer, p), [], "", "val") for i, p in enumerate(prompts)]
+    responses = responses_at(
+        lambda: model, target_dir, rows, dtype=model.dtype, temperature=0.0, tokens=TOKENS, report=report
+    )
+    with torch.no_grad():
+        return Responses(model, responses, sorted(set(layers)), 0.0)
 
 
 def why_not_measured(target_dir: str | Path, head_dir: str | Path, info: HeadInfo) -> str | None:
@@ -141,12 +159,16 @@ def _measure(
     responses: Responses, target_dir: str | Path, head_dir: str | Path, interpretation: Interpretation
 ) -> Measurement:
     head = _load(head_dir, target_dir, interpretation)
+    return Measurement(interpretation, _stats(head, responses, target_dir), _likelihood(head, responses))
+
+
+def _stats(head: DraftHead, responses: Responses, target_dir: str | Path) -> AcceptStats:
     stats = summarize(evaluate(head, responses)["chain4_everywhere"])
     if stats is None:
         raise HeadError(
             f"{target_dir} answers {len(responses.items)} prompts with almost no tokens; test the target alone first"
         )
-    return Measurement(interpretation, stats, _likelihood(head, responses))
+    return stats
 
 
 def _load(head_dir: str | Path, target_dir: str | Path, interpretation: Interpretation) -> DraftHead:
@@ -219,7 +241,9 @@ def _describe(measurement: Measurement) -> str:
     return f"the inputs of layers {layers}{state} ({meaning.origin}; {found})"
 
 
-def _check_acceptance(stats: AcceptStats, trained: float | None, target_dir: str | Path, head_dir: str | Path) -> None:
+def _check_acceptance(stats: AcceptStats, target_dir: str | Path, head_dir: str | Path) -> float | None:
+    """Refuse drafts that are hardly ever right; returns the acceptance of the first one in training, if it is known."""
+    trained: float | None = next(iter((read_manifest(head_dir) or {}).get("acceptance") or []), None)
     found = stats.cumulative[0]
     if found < MIN_ACCEPTANCE:
         raise HeadError(
@@ -232,3 +256,4 @@ def _check_acceptance(stats: AcceptStats, trained: float | None, target_dir: str
             f"the first draft of {head_dir} is right for {found:.1%} of the tokens that {target_dir} writes, but was "
             f"for {trained:.1%} in training; give the target (weights and chat template) that it was trained for"
         )
+    return trained

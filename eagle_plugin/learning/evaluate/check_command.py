@@ -13,11 +13,13 @@ from eagle_plugin.common.atomic_io import write_output
 from eagle_plugin.common.command_end import importing
 from eagle_plugin.common.command_line import Parser, print_table
 from eagle_plugin.common.progress import progress_bar
-from eagle_plugin.heads.block_config import ALGORITHM, ARCHITECTURE, METHOD, block_rows, is_block_drafter
+from eagle_plugin.heads.block_config import ALGORITHM, ARCHITECTURE, METHOD, block_rows, is_block_drafter, is_causal
 from eagle_plugin.heads.block_drafter import ENGINES, BlockInfo, Engine, block_warnings, describe_block
 from eagle_plugin.heads.checkpoint import HeadInfo, check_head
+from eagle_plugin.heads.description import read_head
 from eagle_plugin.heads.files import HeadError, LeftToEngine, read_config
 from eagle_plugin.heads.kinds import HEADS, stored_algorithm
+from eagle_plugin.heads.manifest import compare_target, read_manifest
 from eagle_plugin.heads.vllm_rules import describe_head
 from eagle_plugin.models import head_folder, target_folder
 
@@ -39,7 +41,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         _print_block_drafter(target, head, arguments)
         return
     info = _described(target, head, arguments.engine, arguments.algorithm)
-    warnings, drafts, measured = list(info.warnings), "not measured (--files-only)", {}
+    warnings, drafts = list(info.warnings), "not measured (--files-only)"
+    measured: dict[str, Any] = {}
     if not arguments.files_only:
         with importing():
             from eagle_plugin.learning.evaluate.check import PROMPTS, check, why_not_measured
@@ -49,11 +52,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         else:
             with progress_bar() as progress:
                 report = check(target, head, info=info, report=lambda done: progress("answers", done / len(PROMPTS)))
-            warnings, stats = report.warnings, report.served.stats
-            drafts = f"first draft right for {stats.cumulative[0]:.1%}, accept length {stats.accept_length:.2f}"
-            measured = stats.to_json() | {"trained_acceptance": report.trained}
-            if report.trained is not None:
-                drafts += f" (in training {report.trained:.1%})"
+            warnings = report.warnings
+            drafts, measured = _drafts(report.served.stats, report.trained)
     layers = ", ".join(map(str, info.aux_layer_ids)) or "none"
     print_table(
         ("head", head),
@@ -75,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _print_block_drafter(target: Path, head: Path, arguments: argparse.Namespace) -> None:
-    """The table of a block drafter, whose drafts nothing but an engine computes.
+    """The table of a block drafter.
 
     Raises:
         HeadError: no engine that was asked for serves it for this target; `LeftToEngine` where the engine alone may.
@@ -97,6 +97,11 @@ def _print_block_drafter(target: Path, head: Path, arguments: argparse.Namespace
         for engine, one in zip(asked, found, strict=True)
     ]
     block = f"{info.block} tokens, of which {info.block - 1} are drafted" if info.block else "not in config.json"
+    if is_causal(read_head(head).config):
+        block += "; a row sees only those before it"
+    manifest = read_manifest(head)
+    warnings += [] if manifest is None else compare_target(manifest, target, head)
+    drafts, measured = _block_drafts(target, head, arguments.files_only)
     print_table(
         ("head", head),
         ("target", target),
@@ -108,7 +113,7 @@ def _print_block_drafter(target: Path, head: Path, arguments: argparse.Namespace
         ("vocabulary", f"{info.draft_vocab_size:,} of {info.vocab_size:,} tokens"),
         ("aux hidden states", f"outputs of target layers {', '.join(map(str, info.target_layers))}, counted from 0"),
         ("weights", f"{info.parameters / 1e6:.1f} M parameters, {info.dtype}, {info.bytes / 2**20:.1f} MiB"),
-        ("drafts", "not measured: only an engine computes them"),
+        ("drafts", drafts),
     )
     for warning in warnings:
         print(f"warning: {warning}", file=sys.stderr)
@@ -117,6 +122,7 @@ def _print_block_drafter(target: Path, head: Path, arguments: argparse.Namespace
             "kind": METHOD,
             "target_layers": info.target_layers,
             "block": info.block,
+            **measured,
             "warnings": warnings,
         }
         write_output(arguments.json, [json.dumps(told, indent=1), "\n"], "name another file with --json")
@@ -127,6 +133,29 @@ def _block_of(target: Path, head: Path, engine: Engine) -> BlockInfo | HeadError
         return describe_block(target, head, engine)
     except HeadError as error:
         return error
+
+
+def _block_drafts(target: Path, head: Path, files_only: bool) -> tuple[str, dict[str, Any]]:
+    """What is known of a block drafter's drafts, for the table and for --json."""
+    if files_only:
+        return "not measured (--files-only)", {}
+    with importing():
+        from eagle_plugin.heads.load import load_any_head
+        from eagle_plugin.learning.evaluate.check import PROMPTS, check_block_drafter
+    try:
+        load_any_head(head, target)
+    except HeadError as error:
+        return f"not measured: {error}", {}
+    with progress_bar() as progress:
+        return _drafts(*check_block_drafter(target, head, lambda done: progress("answers", done / len(PROMPTS))))
+
+
+def _drafts(stats: Any, trained: float | None) -> tuple[str, dict[str, Any]]:
+    """The sentence about measured drafts (`AcceptStats`), and the same for --json."""
+    drafts = f"first draft right for {stats.cumulative[0]:.1%}, accept length {stats.accept_length:.2f}"
+    if trained is not None:
+        drafts += f" (in training {trained:.1%})"
+    return drafts, stats.to_json() | {"trained_acceptance": trained}
 
 
 def _described(target: Path, head: Path, engine: str | None, algorithm: str | None) -> HeadInfo:

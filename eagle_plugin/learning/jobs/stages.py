@@ -154,5 +154,11 @@ def _train_recipe(name: str, keys: dict[str, Any], job: JobRecipe, target: Path,
         check_known(f"train.{name}.data.store", store, _stores(job))
     source = {"store": [str(data / "features" / store) for store in stores]}
     values = {**keys, "target": str(target), "head": shape, "data": source}
-    parse_recipe(values, f"the recipe's train.{name}")
+    trains_blocks = parse_recipe(values, f"the recipe's train.{name}").head.drafts_blocks
+    unserved = [key for key in ("benchmark", "package", "traffic") if getattr(job, key)]
+    if trains_blocks and unserved:
+        raise JobError(
+            f"the recipe's train.{name} makes a block drafter, which the stages of {', '.join(unserved)} do not start "
+            "servers with yet; set benchmark and package to false, or train another kind of head"
+        )
     return yaml.safe_dump(values, sort_keys=False)

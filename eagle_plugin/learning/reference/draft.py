@@ -1,7 +1,7 @@
 """Drafting trees with a head on torch: level by level; every node attends to its own ancestors.
 
-A P-EAGLE head reads mask tokens instead of its own drafts, so one pass gives the distribution of every level, and all
-nodes of a level share it.
+A P-EAGLE head and a block drafter read mask tokens instead of their own drafts, so one pass gives the distribution of
+every level, and all nodes of a level share it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from eagle_plugin.core.propose import MAX_TOP_M, SHARPNESS, propose
 from eagle_plugin.core.sampling import SamplingParams
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.core.tree import CandidateTable, DraftTree, Frontier, grow_level, new_table, select_tree
-from eagle_plugin.heads.draft_head import DraftHead
+from eagle_plugin.heads.draft_head import DraftHead, Roots
 from eagle_plugin.heads.layers import KeyValues
 from eagle_plugin.learning.reference.target import target_features
 
@@ -23,18 +23,18 @@ SPARE = 16  # candidates beyond k, which show whether equal logits are on both s
 
 
 class HeadPrefill(NamedTuple):
-    """The head's states of a text of n + 1 tokens: row j read token j + 1 and the target's feature of token j."""
+    """What a head has of a text of n + 1 tokens: row j of an EAGLE head read token j + 1 and the target's feature of
+    token j, row j of a block drafter that feature alone."""
 
+    tokens: Tensor  # [n + 1] int64
     states: Tensor  # [n, H]
     past: list[KeyValues]  # of the n rows, one per layer
 
 
 def prefill_head(head: DraftHead, tokens: list[int], features: Tensor) -> HeadPrefill:
     """Run the head over a text; features [len(tokens) - 1 or more, F] are the target's."""
-    n, device = len(tokens) - 1, head.embedding.device
-    ids, rows = torch.tensor(tokens[1:], device=device), torch.arange(n, device=device)
-    visible = head.in_window(rows, rows).tril()
-    return HeadPrefill(*head(head.embed(ids), head.fuse(features[:n]), rows, visible))
+    text = torch.tensor(tokens, device=head.embedding.device)
+    return HeadPrefill(text, *head.read_text(text[1:], features[: len(tokens) - 1]))
 
 
 def draft_tree(
@@ -110,49 +110,33 @@ class DraftTail:
     """
 
     def __init__(self, head: DraftHead, prefill: HeadPrefill, roots: Tensor, steps: int) -> None:
-        self.head, self.roots = head, roots
-        self.n = len(prefill.states)
-        self.rows = torch.arange(self.n, device=roots.device)  # of the text
+        self.head, self.n = head, len(prefill.states)
         self.past = [KeyValues(*(x.expand(len(roots), *x.shape) for x in layer)) for layer in prefill.past]
         self.current = prefill.states[roots - 1][:, None]  # [b, rows, H] of the nodes whose children come next
-        self.depths = None if head.mask_token_id is None else self._read_masks(head, head.mask_token_id, steps - 1)
+        self.roots = Roots(prefill.tokens[roots], roots, self.current, self.past)
+        self.levels = head.list_levels(self.roots, steps)
 
     def states(self, frontier: Frontier | None, level: int) -> Tensor:
         """The states [b, rows, H] from which a level's nodes are drafted; frontier: the nodes before, None at level 1.
 
         Must be called for level 1, 2, ... in this order.
         """
+        if self.levels is not None:
+            return self.levels[:, level - 1, None].expand(-1, 1 if frontier is None else frontier.tokens.shape[1], -1)
         if frontier is None:
             return self.current
-        if self.depths is not None:
-            return self.depths[:, level - 2, None].expand(-1, frontier.tokens.shape[1], -1)
         return self._read_frontier(self.head, frontier, level)
 
     def _read_frontier(self, head: DraftHead, frontier: Frontier, level: int) -> Tensor:
         """Run the head on the level before: each node attends to the rows up to its root, its ancestors and itself."""
         b, rows = frontier.tokens.shape
-        slots = torch.arange(self.past[0].keys.shape[-3] + rows - self.n, device=self.roots.device)
+        slots = torch.arange(self.past[0].keys.shape[-3] + rows - self.n, device=frontier.tokens.device)
         own = (frontier.ancestors[:, :, None] >> slots & 1).bool()  # [b, rows, slots]
         hidden = self.current.gather(1, frontier.parent_rows[:, :, None].expand(b, rows, self.current.shape[-1]))
-        positions = (self.roots + level - 2)[:, None].expand(b, rows)  # the root's row is root - 1
-        visible = torch.cat([self._visible_text(positions), own], -1)
+        positions = (self.roots.positions + level - 2)[:, None].expand(b, rows)  # the root's row is root - 1
+        visible = torch.cat([head.visible_text(self.roots, positions), own], -1)
         self.current, self.past = head(head.embed(frontier.tokens), hidden, positions, visible, self.past)
         return self.current
-
-    def _visible_text(self, positions: Tensor) -> Tensor:
-        """The rows of the text that rows after the roots see: positions [b, rows] -> [b, rows, n] bool."""
-        before = self.rows < self.roots[:, None]
-        return before[:, None] & self.head.in_window(positions, self.rows)
-
-    def _read_masks(self, head: DraftHead, token: int, n: int) -> Tensor:
-        """The states [b, n, H] of n mask tokens after each root, read in one pass."""
-        b, device = len(self.roots), self.roots.device
-        masks = torch.full((b, n), token, device=device)
-        hidden = head.mask_state().expand(b, n, -1)
-        positions = self.roots[:, None] + torch.arange(n, device=device)
-        causal = torch.ones(n, n, dtype=torch.bool, device=device).tril().expand(b, n, n)
-        visible = torch.cat([self._visible_text(positions), causal], -1)
-        return head(head.embed(masks), hidden, positions, visible, self.past)[0]
 
 
 def topk_log_probs(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:

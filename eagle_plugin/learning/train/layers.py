@@ -106,8 +106,8 @@ def cast(parameter: Tensor | None, dtype: torch.dtype) -> Tensor | None:
 class Layer:
     """The weights of one decoder layer in the compute dtype, and the layer over them.
 
-    Works for the layers of EAGLE-2 and EAGLE-3; the first layer of an EAGLE-3 head has `embed`, the half of q, k, v
-    that reads the embedding, whose result does not depend on the draft step.
+    Works for the layers of every kind; the first layer of an EAGLE-3 head has `embed`, the half of q, k, v that reads
+    the embedding, whose result does not depend on the draft step, and those of block drafters norm queries and keys.
     """
 
     def __init__(self, layer: Any, dtype: torch.dtype) -> None:
@@ -128,6 +128,11 @@ class Layer:
         self.qkv = (weight if norm is None else weight * norm.weight).to(dtype)
         biases: list[Tensor] = [p.bias for p in projections if p.bias is not None]
         self.qkv_bias = cast(torch.cat(biases) if biases else None, dtype)
+        self.norms: Tensor | None = None  # of each head's queries and keys [h + g, D]
+        if attention.q_norm is not None:
+            heads, groups, _ = self.sizes
+            weights = [attention.q_norm.weight.expand(heads, -1), attention.k_norm.weight.expand(groups, -1)]
+            self.norms = torch.cat(weights).to(dtype)
         self.output, self.output_bias = attention.o_proj.weight.to(dtype), cast(attention.o_proj.bias, dtype)
         gate_up = torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight])
         self.gate_up = (gate_up * layer.post_attention_layernorm.weight).to(dtype)
@@ -135,7 +140,7 @@ class Layer:
 
     def weights(self) -> list[Tensor]:
         """The tensors that a call multiplies with."""
-        found = (self.qkv, self.qkv_bias, self.output, self.output_bias, self.gate_up, self.down)
+        found = (self.qkv, self.qkv_bias, self.norms, self.output, self.output_bias, self.gate_up, self.down)
         return [tensor for tensor in found if tensor is not None]
 
     def read_embeddings(self, embeds: Tensor) -> Tensor | None:
@@ -162,6 +167,8 @@ class Layer:
         heads, groups, _ = self.sizes
         mixed = mixed.expand(len(rotation.cos), -1)
         qk, v = mixed.unflatten(-1, (-1, self.head_dim)).split([heads + groups, groups], 1)
+        if self.norms is not None:
+            qk = normalise(qk, self.eps) * self.norms
         qk = rotation(qk)
         attended = attention(qk[:, :heads], qk[:, heads:], v)
         x = x + F.linear(attended.flatten(1), self.output, self.output_bias)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from eagle_plugin.learning.train.batches import Batch
+from eagle_plugin.learning.train.blocks import BlockPass, sample_blocks
 from eagle_plugin.learning.train.parallel import MaskedRows, ParallelPass, sample_masked_rows
 from eagle_plugin.learning.train.segments import Segment, add_segments, cut_segments
 from eagle_plugin.learning.train.unroll import unroll
@@ -22,7 +23,7 @@ from eagle_plugin.learning.train.unroll import unroll
 class ObjectiveSettings:
     """How a head learns. The defaults are for EAGLE-3 with its 3.1 norms."""
 
-    steps: int = 4  # draft steps of training-time test; depths of P-EAGLE
+    steps: int = 4  # draft steps of training-time test; depths of P-EAGLE; levels of a block
     decay: float = 0.8  # the weight of step k is decay^k
     teacher: Literal["full", "draft"] = "full"
     oov: Literal["mass", "drop"] = "mass"
@@ -34,9 +35,9 @@ class ObjectiveSettings:
     regression: float = 1.0  # EAGLE-2: weight of the distance to the target's next feature ...
     classification: float = 0.1  # ... and of the cross-entropy
     noise: float = 0.2  # EAGLE-2: width of the uniform noise on the features, times min(1, 512 / length)
-    keep_rate: float = 0.7  # P-EAGLE: share of depth d that is drafted, to the power d ...
-    keep_floor: float = 0.2  # ... but at least this
-    segment_rows: int = 2048  # P-EAGLE: most masked rows whose activations exist at once
+    keep_rate: float = 0.7  # P-EAGLE: share of depth d that is drafted, to the power d; blocks: share of the anchors
+    keep_floor: float = 0.2  # P-EAGLE: but at least this
+    segment_rows: int = 2048  # P-EAGLE, blocks: most masked rows whose activations exist at once
     dtype: torch.dtype = torch.bfloat16  # of activations; parameters keep their own
 
 
@@ -45,7 +46,7 @@ class BatchPlan(NamedTuple):
 
     weights: Tensor  # [steps, N] float32
     totals: Tensor  # [steps] float64, sums of the weights of the rows that are learnt from
-    masked: MaskedRows | None  # ParallelDrafting only
+    masked: MaskedRows | None  # ParallelDrafting and BlockDrafting only
     noise: Tensor | None  # [N, H], FeatureRegression only
     seed: int = 0  # of what is drawn while the loss is computed: the columns
 
@@ -59,6 +60,7 @@ class TrainingTimeTest:
 
     default_decay = 0.8  # of the steps' weights
     regresses = False  # whether the distance to the target's next feature is part of the loss
+    refused: frozenset[str] = frozenset()  # keys of a recipe's `loss` that a run of this method may not name
 
     def plan(
         self, head: Any, batch: Batch, weights: Tensor, s: ObjectiveSettings, generator: torch.Generator, training: bool
@@ -148,8 +150,45 @@ class ParallelDrafting(TrainingTimeTest):
         return loss + 0.0 * head.mask_hidden.sum()  # a batch without masked rows does not use it
 
 
+class BlockDrafting(TrainingTimeTest):
+    """DFlash (arXiv 2602.06036): whole blocks after sampled rows, segment by segment.
+
+    The first drafts of a block count most, because the later ones are only used where these are right: decay^k.
+    """
+
+    refused = frozenset({"keep_floor", "regression", "classification", "noise"})
+
+    def plan(
+        self, head: Any, batch: Batch, weights: Tensor, s: ObjectiveSettings, generator: torch.Generator, training: bool
+    ) -> BatchPlan:
+        blocks = sample_blocks(batch, weights, s.keep_rate, head.causal, generator)
+        anchors = blocks.anchor[blocks.depth == 0]
+        return BatchPlan(weights, weights[:, anchors].sum(-1, dtype=torch.float64), blocks, None)
+
+    def learn(
+        self, head: Any, batch: Batch, plan: BatchPlan, s: ObjectiveSettings, score: Score
+    ) -> tuple[Tensor, Tensor]:
+        assert plan.masked is not None
+        blocks, work = plan.masked, BlockPass(head, batch, s.steps, s.dtype)
+        layers = len(work.layers)
+
+        def draft(segment: Segment, rows: list[Tensor]) -> tuple[Tensor, Tensor]:
+            here = MaskedRows(blocks.anchor[segment.masked], blocks.depth[segment.masked])
+            states = work.draft(here, segment.context, rows[:layers], rows[layers:])
+            by_step, anchors = [], []
+            for k in range(s.steps):
+                picked = ((here.depth == k + 1) & (plan.weights[k, here.anchor] > 0)).nonzero()[:, 0]
+                by_step.append(states.index_select(0, picked))
+                anchors.append(here.anchor[picked])
+            return score((by_step, anchors))
+
+        weights = work.weights() + ([] if head.own_lm_head is None else [head.own_lm_head])
+        return add_segments(draft, cut_segments(batch, blocks, s.segment_rows), [*work.keys, *work.values], weights)
+
+
 METHODS = {
     "training_time_test": TrainingTimeTest(),
     "feature_regression": FeatureRegression(),
     "parallel": ParallelDrafting(),
+    "blocks": BlockDrafting(),
 }

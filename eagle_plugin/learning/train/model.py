@@ -46,7 +46,10 @@ def make_head(settings: TrainRecipe, aux_layers: tuple[int, ...]) -> DraftHead:
         if options.window is not None:
             head.set_window(options.window)
         return head
-    head = new_head(options.kind, target, ids, aux_layers=aux_layers or None, seed=settings.seed, **options.shape())
+    shape = options.shape()
+    if options.drafts_blocks:
+        shape.setdefault("block_size", settings.depths + 1)
+    head = new_head(options.kind, target, ids, aux_layers=aux_layers or None, seed=settings.seed, **shape)
     _check_takes_vocabulary(head, options.vocabulary)
     return head
 
@@ -69,7 +72,7 @@ def _existing_head(settings: TrainRecipe, start: Path, ids: Tensor | None) -> Dr
 def _check_takes_vocabulary(head: DraftHead, vocabulary: Path | None) -> None:
     if vocabulary is not None and head.own_lm_head is None:
         raise TrainError(
-            f"head.vocabulary is {vocabulary}, and an {head.kind} head drafts from all tokens of its target; "
+            f"head.vocabulary is {vocabulary}, and this {head.kind} head drafts from all tokens of its target; "
             "leave the key out"
         )
 
@@ -88,17 +91,37 @@ def make_objective(settings: TrainRecipe, head: DraftHead, readout: Readout, dev
     """The objective of the first phase on a device; readout: of the target, in any dtype.
 
     Raises:
-        TrainError: the head's window is too short for the draft steps.
+        TrainError: the head's window or block does not fit the draft steps, or the recipe's loss has keys of others.
     """
+    method = METHODS[head.spec.objective]
     if head.window is not None and head.window <= settings.depths:
         raise TrainError(
             f"the head sees {head.window} keys and a phase has {settings.depths} draft steps, wanted a window of more "
             "keys than steps: each step's own key is one of them; raise head.window"
         )
-    first = objective_settings(settings, settings.phases[0].steps, METHODS[head.spec.objective].default_decay)
+    _check_block(settings, head)
+    if unread := sorted(settings.loss.model_fields_set & method.refused):
+        raise TrainError(f"loss.{unread[0]} is not for a head of kind {head.kind}, which does not use it; leave it out")
+    first = objective_settings(settings, settings.phases[0].steps, method.default_decay)
     bias = None if readout.bias is None else readout.bias.to(device, first.dtype)
     readout = Readout(readout.weight.to(device, first.dtype), bias, readout.factor, readout.softcap)
     return Objective(head.to(device), readout, first)
+
+
+def _check_block(settings: TrainRecipe, head: DraftHead) -> None:
+    """Raise TrainError where a phase drafts levels that the block of a block drafter does not have."""
+    if head.block_size is None:
+        return
+    most = head.block_size - 1
+    wrong = [p.steps for p in settings.phases if p.steps > most or p.steps < most and not head.causal]
+    if wrong:
+        why = (
+            "" if head.causal else ": all rows of a block see each other, so that a shorter one is another computation"
+        )
+        raise TrainError(
+            f"the head has a block of {most + 1} rows and a phase has {wrong[0]} draft steps, wanted "
+            f"{'at most ' if head.causal else ''}{most}{why}; correct phases.steps, or head.block_size of a new head"
+        )
 
 
 def take_parameters(head: DraftHead, parameters: dict[str, Tensor]) -> DraftHead:

@@ -61,16 +61,51 @@ def sample_masked_rows(
     return MaskedRows(anchor[order], depths[order])
 
 
-def visible_rows(rows: MaskedRows, first: int, count: int, head: DraftHead) -> Tensor:
+def visible_rows(rows: MaskedRows, first: int, count: int, head: DraftHead, whole: bool = False) -> Tensor:
     """What masked rows of one document attend to: [S, count + S] bool.
 
-    The verified rows first .. first + count - 1 of the batch come before the masked rows themselves.
+    The verified rows first .. first + count - 1 of the batch come before the masked rows themselves. whole: a row sees
+    all of its own chain, and not only what is before it.
     """
     anchor, depth = rows
     keys = torch.arange(first, first + count, device=anchor.device)
     verified = (keys <= anchor[:, None]) & head.in_window(anchor + depth, keys)
-    own_chain = (anchor[:, None] == anchor) & (depth[:, None] >= depth)
+    own_chain = anchor[:, None] == anchor
+    if not whole:
+        own_chain &= depth[:, None] >= depth
     return torch.cat([verified, own_chain], 1)
+
+
+class SegmentAttention:
+    """Attention of masked rows to verified ones and to their own chains, document by document."""
+
+    def __init__(
+        self, head: DraftHead, batch: Batch, rows: MaskedRows, first: int, end: int, whole: bool = False
+    ) -> None:
+        """The verified rows are first .. end - 1 of the batch; `first` begins a document. whole: as `visible_rows`."""
+        documents = batch.document[rows.anchor]
+        here = range(int(batch.document[first]), int(batch.document[end - 1]) + 1)
+        edges = torch.searchsorted(documents, torch.arange(here.start, here.stop + 1, device=documents.device)).tolist()
+        starts = [max(batch.bounds[i], first) for i in here] + [end]
+        self._sizes = [b - a for a, b in zip(edges, edges[1:], strict=False)]
+        self._context = [b - a for a, b in zip(starts, starts[1:], strict=False)]
+        self._masks = [
+            visible_rows(MaskedRows(rows.anchor[a:b], rows.depth[a:b]), start, count, head, whole) if b > a else None
+            for a, b, start, count in zip(edges, edges[1:], starts, self._context, strict=False)
+        ]
+
+    def __call__(self, keys: Tensor, values: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """keys, values [end - first, g, D] of verified rows; q [S, h, D], k, v [S, g, D] of masked -> [S, h, D]."""
+        parts = [q[:0]]
+        own = (part.split(self._sizes) for part in (q, k, v))
+        verified = (part.split(self._context) for part in (keys, values))
+        for visible, query, key, value, key_before, value_before in zip(self._masks, *own, *verified, strict=True):
+            if visible is not None:
+                key, value = torch.cat([key_before, key]), torch.cat([value_before, value])
+                query, key, value = (part.transpose(0, 1)[None] for part in (query, key, value))
+                attended = F.scaled_dot_product_attention(query, key, value, visible, enable_gqa=True)
+                parts.append(attended[0].transpose(0, 1))
+        return torch.cat(parts)
 
 
 class ParallelPass:
@@ -116,32 +151,9 @@ class ParallelPass:
         keys, values: those of the verified rows from `first` on, [rows, g, D] per layer. They begin with a document and
         hold at least the rows that are attended to.
         """
-        end = first + len(keys[0])
-        documents = self.batch.document[rows.anchor]
-        here = range(int(self.batch.document[first]), int(self.batch.document[end - 1]) + 1)
-        edges = torch.searchsorted(documents, torch.arange(here.start, here.stop + 1, device=documents.device)).tolist()
-        starts = [max(self.batch.bounds[i], first) for i in here] + [end]
-        sizes = [b - a for a, b in zip(edges, edges[1:], strict=False)]
-        context = [b - a for a, b in zip(starts, starts[1:], strict=False)]
-        masks = [
-            visible_rows(MaskedRows(rows.anchor[a:b], rows.depth[a:b]), start, count, self.head) if b > a else None
-            for a, b, start, count in zip(edges, edges[1:], starts, context, strict=False)
-        ]
-
-        def look(i: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            parts = []
-            own = (part.split(sizes) for part in (q, k, v))
-            verified = (part[i].split(context) for part in (keys, values))
-            for visible, query, key, value, key_before, value_before in zip(masks, *own, *verified, strict=True):
-                if visible is not None:
-                    key, value = torch.cat([key_before, key]), torch.cat([value_before, value])
-                    query, key, value = (part.transpose(0, 1)[None] for part in (query, key, value))
-                    attended = F.scaled_dot_product_attention(query, key, value, visible, enable_gqa=True)
-                    parts.append(attended[0].transpose(0, 1))
-            return torch.cat(parts)
-
+        attention = SegmentAttention(self.head, self.batch, rows, first, first + len(keys[0]))
         rotation = self.table.at(self.batch.positions[rows.anchor] + rows.depth)
         x = self.mask
         for i, layer in enumerate(self.layers):
-            x = layer(x, self.mask_embedded if i == 0 else None, rotation, partial(look, i))
+            x = layer(x, self.mask_embedded if i == 0 else None, rotation, partial(attention, keys[i], values[i]))
         return next_hidden(self.head, x)

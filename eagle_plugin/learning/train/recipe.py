@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from eagle_plugin.common.devices import fast_dtype
 from eagle_plugin.common.errors import UserError
 from eagle_plugin.common.recipes import override_key, read_yaml, validate
-from eagle_plugin.heads.kinds import HEADS
+from eagle_plugin.heads.kinds import BLOCK_DRAFTERS, all_kinds
 
 Positive = Annotated[int, Field(gt=0)]
 Share = Annotated[float, Field(gt=0, le=1)]
@@ -23,7 +23,7 @@ def _expand(value: Any) -> Any:
 
 
 def _check_kind(value: str) -> str:
-    *others, last = ["auto", *sorted(HEADS)]
+    *others, last = ["auto", *sorted(all_kinds())]
     if value not in (*others, last):
         raise ValueError(f"Input should be {', '.join(map(repr, others))} or {last!r}")
     return value
@@ -52,7 +52,9 @@ class HeadSettings(_Section):
     head_dim: Positive | None = None
     norms: Literal["3.0", "3.1", "before_fc"] | None = None
     init: Literal["target", "random"] | None = None
-    mask_token_id: Annotated[int, Field(ge=0)] | None = None  # P-EAGLE
+    mask_token_id: Annotated[int, Field(ge=0)] | None = None  # P-EAGLE and block drafters
+    block_size: Annotated[int, Field(ge=2, le=17)] | None = None  # block drafters; default: the most steps and one
+    causal: bool | None = None  # block drafters: whether a row sees only the rows of the block up to its own
     window: Positive | None = None  # keys that a row of the head sees; default: all, or those of `from`
     vocabulary: UserPath | None = None  # of `data vocabulary`; default: all tokens, or those of `from`
 
@@ -64,7 +66,17 @@ class HeadSettings(_Section):
             fixed = sorted(self.model_fields_set - {"start", "vocabulary", "window"} - free)
             if fixed:
                 raise ValueError(f"an existing head (`from`) has its own {', '.join(fixed)}; leave these keys out")
+        unread = self.model_fields_set & ({"norms", "window"} if self.drafts_blocks else {"block_size", "causal"})
+        if unread and self.kind != "auto":
+            raise ValueError(
+                f"a head of kind {self.kind} has no {' and no '.join(sorted(unread))}; leave these keys out"
+            )
         return self
+
+    @property
+    def drafts_blocks(self) -> bool:
+        """Whether the recipe names a kind of block drafters."""
+        return self.kind in BLOCK_DRAFTERS
 
     def shape(self) -> dict[str, Any]:
         """The options of a new head that the recipe sets; the rest has the defaults of `new_head`."""
@@ -149,7 +161,7 @@ class LossSettings(_Section):
     noise: Annotated[float, Field(ge=0, le=1)] = 0.2
     keep_rate: Share = 0.7
     keep_floor: Share = 0.2
-    segment_rows: Positive = 2048  # P-EAGLE: memory, not results
+    segment_rows: Positive = 2048  # P-EAGLE and block drafters: memory, not results
     prompt_weight: Annotated[float, Field(ge=0, le=1)] = 0.0
 
     @model_validator(mode="after")

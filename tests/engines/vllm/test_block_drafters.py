@@ -128,6 +128,17 @@ def test_lists_with_other_targets(family: str, tmp_path: Path, monkeypatch: pyte
         assert len(found) > LENGTH // 2 and not any(found)
 
 
+@MATRIX
+def test_lists_of_a_causal_drafter(pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    head = tiny_dflash(tmp_path / "head", pair.target, block=BLOCK, is_causal=True)
+    made, prompt = Pair(pair.target, head, DFlashReference(pair.target, head)), [3 + 7 * i % 400 for i in range(50)]
+    with engine(pair.target, head, depth=SHAPE.steps, topk=SHAPE.topk, nodes=SHAPE.width) as llm:
+        found = differing(made, llm, prompt, monkeypatch)
+        assert len(found) > LENGTH // 2 and not any(found)
+        monkeypatch.setattr(runner(llm).drafter, "_is_causal", False)  # the control
+        assert all(differing(made, llm, prompt, monkeypatch))
+
+
 class Turns(ShapeChooser):
     """Two plain rounds of four, which the drafter reads later."""
 
