@@ -20,6 +20,13 @@ def test_trees(tmp_path: Path, request: pytest.FixtureRequest) -> None:
 
 
 @pytest.mark.matrix
+@pytest.mark.timeout(1800)
+def test_requests_with_different_drafts(tmp_path: Path) -> None:
+    tests = ROOT / "tests/engines/vllm/test_by_request.py"
+    assert "2 passed" in run_tests([tests, "-k", "mixed and not policy and not once"], tmp_path, 1700, **V2)
+
+
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("file", "chosen"),
     [
