@@ -61,7 +61,7 @@ def cases(
     eagle2 = tiny_models.markov_eagle2_head(folder / "eagle2", markov_target, wrong=0.3)
     eagle3 = tiny_models.markov_eagle3_head(folder / "eagle3", markov_target, wrong=0.3, reduced=True)
     kept = sorted(set(tiny_models.read_markov_map(markov_target).tolist()))
-    dflash = dflash_models.dflash_head(folder / "dflash", markov_target, kept, layers=4, wrong=0.2)
+    dflash = dflash_models.dflash_head(folder / "dflash", markov_target, kept, layers=4, wrong=6.0)
     heads = {
         "eagle2": (markov_target, load_any_head(eagle2, markov_target)),
         "eagle3": (markov_target, load_any_head(eagle3, markov_target)),
