@@ -12,7 +12,7 @@ import httpx
 import pytest
 from gtest import p_values
 from sampling_distribution import sample
-from sampling_requests import LEAST_P, PROMPT, REQUESTS, SAMPLING, SETTINGS, draw
+from sampling_requests import LEAST_P, PROMPT, REQUESTS, SAMPLING, SETTINGS, ask, draw
 from serving import GRAPHS, OVERLAP, SYNCHRONOUS, accept_length, generate, responses, serving, tiny_spec
 from word_prompts import make_prompts
 
@@ -108,6 +108,14 @@ WAYS = {
 }
 
 
+# What changes the logits at each node of a tree.
+PARAMETERS: list[dict[str, Any]] = [
+    {"temperature": 0, "frequency_penalty": 0.7, "repetition_penalty": 1.1, "max_new_tokens": 40},
+    {"temperature": 1.0, "sampling_seed": 5, "max_new_tokens": 40},
+    {"temperature": 0, "regex": "[ -~]{24}", "max_new_tokens": 40, "ignore_eos": False},
+]
+
+
 @pytest.mark.matrix
 @pytest.mark.parametrize("way", WAYS)
 def test_sources_in_mixed_batches(way, tmp_path, bigram_target, bigram_eagle3, bigram_peagle):
@@ -138,6 +146,10 @@ def test_sources_in_mixed_batches(way, tmp_path, bigram_target, bigram_eagle3, b
             before = drafted_tokens(server)
             assert responses(mixed(server, prompts, [OFF] * len(fields), 64)) == expected
             assert drafted_tokens(server) == before
+            for more in PARAMETERS:  # the same for each, whatever it is drafted from
+                asked = [more | ({} if field is None else asking(field)) for field in fields[:4]]
+                answers = ask(server, [PROMPT] * 4, asked)
+                assert len({answer["text"] for answer in answers}) == 1 and accepted(answers[1:2]) == 0
 
 
 DISTRIBUTIONS = [(OFF, "temperature one", 1), (LOOKUP, "every draft accepted", 0), (HEAD, "every draft accepted", 2)]

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from vllm.exceptions import VLLMValidationError
+from vllm.sampling_params import StructuredOutputsParams
 from vllm_engines import drafted_shapes, engine, generate, rounds, runner
 from vllm_greedy import GreedyModels, make_prompts, write_models
 from vllm_mixed import FIELDS, HEAD, LOOKUP, OFF, check_mixed, run_mixed
@@ -22,6 +23,12 @@ from eagle_plugin.vllm.request_fields import MIDDLEWARE, AskedSources, add_reque
 
 TREES: dict[str, Any] = {"depth": 3, "topk": 4, "nodes": 16}
 PROMPTS = [[*prompt, *prompt] for prompt in make_prompts(12, longest=45)]
+# What changes the logits at each node of a tree.
+PARAMETERS: list[dict[str, Any]] = [
+    {"frequency_penalty": 0.7, "repetition_penalty": 1.1},
+    {"logprobs": 2, "temperature": 1.0, "seed": 5},
+    {"structured_outputs": StructuredOutputsParams(regex="[ -~]{24}"), "detokenize": True, "ignore_eos": False},
+]
 MATRIX = pytest.mark.matrix
 
 
@@ -74,6 +81,9 @@ def test_mixed_batches(
         assert rounds(llm, before).count == 0, "a request without drafts was counted"
         assert generate(llm, PROMPTS) == models.expected
         assert rounds(llm, before).count > 0 or not always
+        for more in PARAMETERS:  # the same for each, whatever it is drafted from
+            answers = run_mixed(llm, [PROMPTS[1]] * len(FIELDS), FIELDS, **more)
+            assert answers == [answers[0]] * len(FIELDS) and len(set(answers[0])) > 3, more
         if graphs:
             assert runner(llm)._step.functions.replays > 40
         for wrong in ({"draft": "no"}, {"sources": []}, "off"):
