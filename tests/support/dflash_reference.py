@@ -39,9 +39,7 @@ class DFlashReference:
         context = self._norm("hidden_norm", features @ self._w["fc.weight"].T)
         x = self._w["embed_tokens.weight"][[text[-1], *[options["mask_token_id"]] * (rows - 1)]]
         seen, block = torch.arange(count), torch.arange(count, count + rows)
-        visible = torch.ones(rows, count + rows, dtype=torch.bool)
-        if c.get("is_causal"):
-            visible = visible.tril(count)
+        mask = torch.cat([seen, block]) <= block[:, None] if c.get("is_causal") else None  # else all see all
         for i in range(c["num_hidden_layers"]):
             layer = f"layers.{i}"
             rows_in = self._norm(f"{layer}.input_layernorm", x)
@@ -51,7 +49,7 @@ class DFlashReference:
             v = self._heads(layer, "v", torch.cat([context, rows_in]))
             group = q.shape[1] // k.shape[1]
             k, v = (part.repeat_interleave(group, dim=1) for part in (k, v))
-            out = F.scaled_dot_product_attention(*(part.transpose(0, 1) for part in (q, k, v)), attn_mask=visible)
+            out = F.scaled_dot_product_attention(*(part.transpose(0, 1) for part in (q, k, v)), attn_mask=mask)
             x = x + out.transpose(0, 1).flatten(1) @ self._w[f"{layer}.self_attn.o_proj.weight"].T
             inner = self._norm(f"{layer}.post_attention_layernorm", x)
             gate, up = (inner @ self._w[f"{layer}.mlp.{part}_proj.weight"].T for part in ("gate", "up"))
