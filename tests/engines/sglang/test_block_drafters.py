@@ -75,7 +75,7 @@ def one(tmp_path_factory: pytest.TempPathFactory, pair: Pair) -> Iterator[Served
 
 def test_greedy_text_and_lists(one: Served, pair: Pair) -> None:
     """The second time from the prefix cache; then what was listed for one request alone."""
-    prompts = [*PROMPTS, *(f"{prompt} " * 12 for prompt in PROMPTS)]
+    prompts = [*PROMPTS, *(f"{prompt} " * 12 for prompt in PROMPTS[:2])]
     wanted = [greedy_ids(pair.target, prompt, LENGTH, {}) for prompt in prompts]
     for again in range(2):
         answers = ask(one.server, prompts, {"temperature": 0, "max_new_tokens": LENGTH})
