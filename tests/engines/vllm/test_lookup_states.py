@@ -65,7 +65,9 @@ class World(RuleBasedStateMachine):
         text = [*text, last]
         request = Request(f"r{self.count}", text)
         self.running[request.name] = request
-        given = SimpleNamespace(req_id=request.name, prompt_token_ids=text, prefill_token_ids=None)
+        given = SimpleNamespace(
+            req_id=request.name, prompt_token_ids=text, prefill_token_ids=None, sampling_params=None
+        )
         if from_v2:
             given.prompt_token_ids, given.prefill_token_ids = text[:1], text
         self.rows.begin([given])
@@ -93,7 +95,9 @@ class World(RuleBasedStateMachine):
         request = self.preempted.pop(0)
         self.running[request.name] = request
         if again:
-            given = SimpleNamespace(req_id=request.name, prompt_token_ids=None, prefill_token_ids=list(request.text))
+            given = SimpleNamespace(
+                req_id=request.name, prompt_token_ids=None, prefill_token_ids=list(request.text), sampling_params=None
+            )
             self.rows.begin([given])
 
     @precondition(lambda self: self.running)

@@ -298,7 +298,7 @@ def test_another_version_is_left_untouched(version: str, monkeypatch: pytest.Mon
     assert version in lines[0] and plugin.version.TESTED[0] in lines[0]
 
 
-@pytest.mark.parametrize(("value", "hooks"), [("0", 0), ("1", 5)])
+@pytest.mark.parametrize(("value", "hooks"), [("0", 0), ("1", 6)])
 def test_the_environment_variable(value: str, hooks: int, monkeypatch: pytest.MonkeyPatch) -> None:
     wrapped: list[Any] = []
     monkeypatch.setattr(plugin, "_wrap", lambda *hook: wrapped.append(hook))
