@@ -2,10 +2,10 @@
 
     python benchmarks/soak.py --engine sglang [--requests 20000] [--every 1000] [--out out]
 
-The server has a tiny target and head in float32, draft shapes at random (EAGLE_POLICY=random) and looked-up
-branches. Requests come from a seeded stream (`benchmarks/soak_requests.py`): lengths, shared beginnings, all sampling
-parameters, penalties, seeds, stop conditions, log probabilities, n > 1, grammars, streams whose client goes away, 1 to
-48 at a time. The prefix cache is flushed now and then, while nothing runs.
+The server has a tiny target and head in float32, draft shapes at random (EAGLE_POLICY=random) and looked-up branches.
+Requests come from a seeded stream (`benchmarks/soak_requests.py`): lengths, shared beginnings, all sampling parameters,
+penalties, seeds, stop conditions, log probabilities, n > 1, grammars, drafts by request, streams whose client goes
+away, 1 to 48 at a time. The prefix cache is flushed before each check.
 
 After every --every requests the server must be as it was after the first ones: no request and no token of the cache in
 use, the same greedy texts of 8 probes, their accept length in the interval of the first ones, as many threads and open

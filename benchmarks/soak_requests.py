@@ -101,8 +101,8 @@ def _ends(body: dict[str, Any], rng: random.Random) -> None:
 def _extras(body: dict[str, Any], rng: random.Random) -> None:
     if rng.random() < 0.1:
         body["logprobs"] = rng.randint(1, 4)
-    if rng.random() < 0.05:
-        body["echo"] = False
+    if rng.random() < 0.1:
+        body["eagle_plugin"] = rng.choice(({"draft": False}, {"sources": ["head"]}, {"sources": ["lookup"]}))
 
 
 def _grammar(body: dict[str, Any], rng: random.Random, engine: str) -> None:

@@ -42,7 +42,7 @@ def test_the_stream_has_all_that_an_api_takes(engine: str) -> None:
     wanted = {
         "prompt", "max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "n", "frequency_penalty",
         "presence_penalty", "repetition_penalty", "logit_bias", "ignore_eos", "stop", "stop_token_ids", "min_tokens",
-        "logprobs", "stream",
+        "logprobs", "stream", "eagle_plugin",
     }  # fmt: skip
     assert keys >= wanted | {"regex" if engine == "sglang" else "structured_outputs"}
     assert sum(ask.leaves_after is not None for ask in stream) > 100
