@@ -148,6 +148,27 @@ def asked(seed: int) -> dict:
 
 
 @MATRIX
+@pytest.mark.parametrize("way", ["ahead", "captured"])
+def test_looked_up_branches_and_requests_without_drafts(way: str, tmp_path: Path, pair: Pair) -> None:
+    """All in one batch: text stays, and only requests without drafts accept nothing."""
+    environment = (GRAPHS if way == "captured" else OVERLAP) | {"EAGLE_LOOKUP": "on"}
+    settings = SETTINGS | {"extra_flags": FLAGS, "environment": environment}
+    fields = [{}, {"draft": False}, {"sources": ["head"]}, {"sources": ["lookup"]}]
+    with serving([tiny_spec(pair.target, pair.head, SHAPE, **settings, **DFLASH)], tmp_path) as (server,):
+        prompts = [f"{prompt} " * 8 for prompt in PROMPTS]
+        wanted = [greedy_ids(pair.target, prompt, 2 * LENGTH, {}) for prompt in prompts]
+        sampling = [
+            {"temperature": 0, "max_new_tokens": 2 * LENGTH, "custom_params": {"eagle_plugin": fields[i % 4]}}
+            for i in range(len(prompts))
+        ]
+        answers = ask(server, prompts, sampling)
+        assert [answer["output_ids"] for answer in answers] == wanted
+        for i in range(len(fields)):
+            assert (accept_length(answers[i :: len(fields)]) > 1.05) == (fields[i] != {"draft": False})
+        assert "branches are looked up" in server.log_text()
+
+
+@MATRIX
 def test_rounds_do_not_make_the_host_wait(tmp_path: Path, pair: Pair) -> None:
     """By the guard of test_host_waits.py, which has the control."""
     environment = host_waits.install(tmp_path / "waits") | OVERLAP
