@@ -60,14 +60,14 @@ def test_a_head_that_drafts_all_levels_at_once_gets_deeper_trees(accepts: tuple[
     """The same forward of the head costs the same; it drafts one level, or all of them."""
     caps, costs = Shape(8, 1, 9), device(256, level=0.1)
     found = []
-    for levels in Levels:
+    for levels in (Levels.RECURRENT, Levels.PARALLEL, Levels.BLOCK):
         drawn = costs._replace(levels=levels)
         policy, world = new_policy(drawn, caps), World(drawn, accepts)
         world.serve(policy, b, 1500)
         assert world.rate(policy.present, b) > world.rate(world.best(policy.shapes, b), b) * (1 - HYSTERESIS - 0.01)
         found.append(policy.present.steps)
-    one_forward_per_level, one_forward = found
-    assert one_forward > one_forward_per_level
+    one_forward_per_level, *one_forward = found
+    assert min(one_forward) > one_forward_per_level
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,7 @@ def test_a_missing_head_is_one_sentence(arguments, tmp_path, capsys):
 @pytest.fixture
 def mask_token(monkeypatch):
     """The Markov target has no unused token."""
-    monkeypatch.setattr("eagle_plugin.heads.peagle.choose_mask_token", lambda folder, used: 2)
+    monkeypatch.setattr("eagle_plugin.heads.mask_token.choose_mask_token", lambda folder, used: 2)
 
 
 @pytest.mark.usefixtures("mask_token")

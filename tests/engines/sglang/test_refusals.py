@@ -58,6 +58,7 @@ def test_the_environment_variable_switches_the_plugin_off(monkeypatch):
         plugin.ROW_ROOM,
         *(f"{plugin.WEIGHT_UPDATES}.update_weights_from_{way}" for way in ("disk", "ipc", "tensor", "distributed")),
         *(f"{plugin.WEIGHT_UPDATES}.{step}_weight_update" for step in ("begin", "end")),
+        plugin.CHECK_REQUEST, plugin.PREPARE_ARGUMENTS,
     ]  # fmt: skip
     assert all(callable(hook) and hook.__module__ == plugin.__name__ for _, hook, _ in registered)
 
