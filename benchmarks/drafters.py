@@ -53,6 +53,8 @@ from eagle_plugin.policy.draft_times import VARIABLE, DraftTimes, newest
 
 ASKED = 3  # questions of a repeat
 PLAIN = "plain"
+# vLLM reserves as many slots as a tree has nodes, and the levels of a draft have to fit in.
+TREES = {"sglang": Shape(5, 4, 6), "vllm": Shape(3, 2, 6)}
 SHIPPED = {"eagle3": HEAD, "peagle": f"{TARGET}-peagle"}  # heads by a short name
 
 
@@ -102,12 +104,14 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--heads", nargs="+", default=list(SHIPPED), metavar="HEAD", help=heads)
     parser.add_argument("--sets", nargs="+", choices=PROMPTS, default=PROMPTS, help="default: all")
     parser.add_argument("--chain", type=parse_shape, default=Shape(5, 1, 6), metavar="S/1/N", help="default: 5/1/6")
-    parser.add_argument("--tree", type=parse_shape, default=Shape(5, 4, 6), metavar="S/K/N", help="default: 5/4/6")
+    trees = ", ".join(f"{shape} in {name}" for name, shape in TREES.items())
+    parser.add_argument("--tree", type=parse_shape, metavar="S/K/N", help=f"default: {trees}")
     parser.add_argument("--repeats", type=int, default=6, help=f"of {ASKED} questions, for each set (default: 6)")
     parser.add_argument("--max-tokens", type=int, default=96, help="of an answer (default: 96)")
     parser.add_argument("--threads", type=int, help="OpenMP threads of every server")
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder of the document and of logs/")
     options = parser.parse_args(argv)
+    options.tree = options.tree or TREES[options.engine]
     if options.chain.width != options.tree.width:
         parser.error(f"--chain {options.chain} and --tree {options.tree} differ in nodes: give as many to both")
     options.threads = options.threads or ENGINES[options.engine].default_threads(usable_cores())
