@@ -46,7 +46,8 @@ from eagle_plugin.bench.tables import number, plain_table, with_quartiles
 from eagle_plugin.bench.turns import Turn, take_turns
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.heads.block_config import METHOD, is_block_drafter
-from eagle_plugin.heads.files import read_config, read_mask_token
+from eagle_plugin.heads.description import described_spec, read_head
+from eagle_plugin.heads.kinds import find_spec
 from eagle_plugin.models import head_folder
 from eagle_plugin.models.shipped import HEAD
 from eagle_plugin.policy.draft_times import VARIABLE, DraftTimes, newest
@@ -119,11 +120,9 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def kind_of(folder: Path) -> str:
-    """What drafts: "dflash", "peagle" or "eagle3"."""
-    config = read_config(folder)
-    if is_block_drafter(config):
-        return METHOD
-    return "eagle3" if read_mask_token(config, folder) is None else "peagle"
+    """What drafts: a name of `heads.kinds`. Raises HeadError."""
+    head = read_head(folder)
+    return METHOD if is_block_drafter(head.written) else described_spec(head).kind
 
 
 def specs_of(options: argparse.Namespace, target: Path, head: Path, kind: str) -> dict[str, ServerSpec]:
@@ -137,7 +136,7 @@ def specs_of(options: argparse.Namespace, target: Path, head: Path, kind: str) -
             plain,
             mode="plugin",
             head=head,
-            algorithm="DFLASH" if kind == METHOD else plain.algorithm,
+            algorithm=find_spec(kind).algorithm,
             shape=shape,
             environment={"EAGLE_POLICY": "fixed", "EAGLE_LOOKUP": lookup, VARIABLE: "1"},
             name=f"{kind}-{'chain' if shape.topk == 1 else 'tree'}-{lookup}",
@@ -151,19 +150,23 @@ def server_name(shape: Shape, lookup: bool) -> str:
 
 
 def measure_set(
-    servers: Mapping[str, Server], name: str, options: argparse.Namespace, steps: Steps, watch: StealWatch
+    servers: Mapping[str, Server],
+    asked: Sequence[Question],
+    options: argparse.Namespace,
+    steps: Steps,
+    watch: StealWatch,
 ) -> dict[str, list[Measured]]:
     """Ask every server the same questions of a set."""
-    questions = itertools.cycle(questions_of(name))
+    name, questions = asked[0].group, itertools.cycle(asked)
     turns = [
         Turn(i, 0, list(itertools.islice(questions, ASKED)), f"{name}, repeat {i + 1} of {options.repeats}")
         for i in range(options.repeats)
     ]
     sampling, found = Sampling(max_tokens=options.max_tokens), dict[str, list[Measured]]()
 
-    def ask(server: Server, asked: Sequence[Question]) -> Measured:
+    def ask(server: Server, load: Sequence[Question]) -> Measured:
         before = newest(server.log_text())
-        repeat = run_repeat(server, asked, sampling)
+        repeat = run_repeat(server, load, sampling)
         return Measured(repeat, newest(server.log_text()).since(before))
 
     with steps.step(f"measuring {name}") as step:
@@ -226,16 +229,17 @@ def measure(options: argparse.Namespace, steps: Steps) -> list[Row]:
     """Serve head by head, measure, and write the rows after each. Raises ServerError, LoadError, ValueError."""
     target = resolve_target(options.target, steps.console)
     path, done = options.out / "drafters.json", list[Row]()
+    questions = {name: questions_of(name) for name in options.sets}
     kept(path, ())  # a bad file is told before the work
     for given in options.heads:
         head = head_folder(SHIPPED.get(given, given)).resolve()
         kind = kind_of(head)
         specs = specs_of(options, target, head, kind)
         with serving(specs, (options.out / "logs").resolve(), steps) as servers:
-            for name in options.sets:
-                warm_up_all(servers, questions_of(name)[:1], steps)
+            for name, asked in questions.items():
+                warm_up_all(servers, asked[:1], steps)
                 watch = StealWatch(2 * len(specs) * options.repeats, steps.log)
-                found = measure_set(servers, name, options, steps, watch)
+                found = measure_set(servers, asked, options, steps, watch)
                 facts = {"engine": options.engine, "target": target.name, "head": head.name, "kind": kind}
                 done += rows_of(facts | {"prompts": name}, options, found, StealCount.of(watch))
         document = Document(

@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 import httpx
+from prometheus_client.parser import text_string_to_metric_families
 from pydantic import Field
 
 from benchmarks.soak_requests import probes
@@ -91,8 +92,8 @@ def faults_of(check: Check, earlier: Sequence[Check]) -> list[str]:
 
 def metric_sum(text: str, name: str) -> float:
     """The sum of an engine's own samples with this name."""
-    values = [line.rpartition(" ")[2] for line in text.splitlines() if line.startswith((f"{name}{{", f"{name} "))]
-    return sum(map(float, values))
+    families = text_string_to_metric_families(text)
+    return sum(sample.value for family in families for sample in family.samples if sample.name == name)
 
 
 def in_use(server: Server, engine: str) -> tuple[float, float]:
