@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from eagle_plugin.core.shape import MAX_WIDTH
 
 METHOD = "dflash"  # vLLM's name in --speculative-config
-ALGORITHM = "DFLASH"  # SGLang's, in --speculative-algorithm
+ALGORITHM: Final = "DFLASH"  # SGLang's, in --speculative-algorithm
 ARCHITECTURE = "DFlashDraftModel"
 
 

@@ -10,7 +10,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from eagle_plugin.heads.block_config import ALGORITHM, ARCHITECTURE, METHOD, block_rows, is_block_drafter, options_of
+from eagle_plugin.heads.block_config import (
+    ALGORITHM,
+    ARCHITECTURE,
+    METHOD,
+    block_rows,
+    is_block_drafter,
+    is_causal,
+    options_of,
+)
 from eagle_plugin.heads.checkpoint import check_shapes, check_values, size_of
 from eagle_plugin.heads.description import HeadDescription, read_head
 from eagle_plugin.heads.files import HeadError, LeftToEngine, StoredTensor, check_mask_token, read_config, text_config
@@ -63,6 +71,7 @@ class BlockInfo(NamedTuple):
     target_layers: tuple[int, ...]  # layers of the target whose OUTPUT it reads, counted from 0
     num_layers: int
     block: int | None  # rows that it was trained with, the root's included; None where config.json does not say
+    causal: bool  # whether a row of the block sees only the rows up to its own
     mask_token: int
     dtype: str
     parameters: int
@@ -121,7 +130,8 @@ def describe_block(target_dir: str | Path, head_dir: str | Path, engine: Engine 
     _refuse_unknown(tensors, wanted_tensors, folder)
     check_values(head)
     used = [tensors[name] for name in wanted_tensors]
-    return BlockInfo(hidden, vocabulary, size, layers, head.num_layers, block, token, **size_of(used)._asdict())
+    sizes = size_of(used)._asdict()
+    return BlockInfo(hidden, vocabulary, size, layers, head.num_layers, block, is_causal(config), token, **sizes)
 
 
 def block_warnings(head_dir: str | Path, draft_tokens: int, engine: Engine = VLLM) -> list[str]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle_plugin.heads.aux_layers import captured_layers
+from eagle_plugin.heads.block_config import ALGORITHM, ARCHITECTURE
 from eagle_plugin.heads.draft_vocabulary import check_draft_vocabulary
 from eagle_plugin.heads.files import (
     MASK_KEYS,
@@ -219,8 +220,8 @@ class PEagleFormat(Eagle3Format):
 class BlockFormat(EagleFormat):
     """Block drafters (DFlash); `heads.block_drafter` has the tensors and keys that the engines read of them."""
 
-    loader = "DFlashDraftModel"
-    algorithm: Algorithm = "DFLASH"
+    loader = ARCHITECTURE
+    algorithm: Algorithm = ALGORITHM
     reads_aux_layers = True
 
     def canonical_name(self, name: str) -> str:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from eagle_plugin.core.shape import Levels
+from eagle_plugin.heads.block_config import ARCHITECTURE, METHOD
 from eagle_plugin.heads.files import Algorithm, HeadError
 from eagle_plugin.heads.formats import BlockFormat, Eagle3Format, EagleFormat, PEagleFormat
 
@@ -38,8 +39,7 @@ class HeadSpec:
     def vllm_config(self, model: str, tokens: int) -> dict[str, Any]:
         """vLLM's --speculative-config for the head in folder `model` with `tokens` drafted tokens per round."""
         values = {"method": self.method, "model": model, "num_speculative_tokens": tokens}
-        masked = self.levels is Levels.PARALLEL and self.kind not in BLOCK_DRAFTERS
-        return values | ({"parallel_drafting": True} if masked else {})
+        return values | ({"parallel_drafting": True} if self.levels is Levels.PARALLEL else {})
 
 
 # From the most special to the most general: the first whose marker is in a checkpoint is its kind.
@@ -80,14 +80,14 @@ HEADS: dict[str, HeadSpec] = {
 }
 # Told by config.json (`block_config.is_block_drafter`), because tensors with these names mean something else elsewhere.
 BLOCK_DRAFTERS: dict[str, HeadSpec] = {
-    "dflash": HeadSpec(
-        kind="dflash",
+    METHOD: HeadSpec(
+        kind=METHOD,
         module="eagle_plugin.heads.dflash:DFlashHead",
         format=BlockFormat(),
-        architectures=("DFlashDraftModel",),
+        architectures=(ARCHITECTURE,),
         marker="hidden_norm.weight",
-        method="dflash",
-        levels=Levels.PARALLEL,
+        method=METHOD,
+        levels=Levels.BLOCK,
         objective="blocks",
     )
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -39,12 +39,26 @@ def scales_of(layer: Any, cache: torch.Tensor) -> tuple[torch.Tensor | None, tor
     return keys, values
 
 
-def write_kv(layer: Any, pool: Any, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-    """Store keys and values [N, Hkv, D] of an SGLang layer in these slots [N] int64 of its pool."""
-    keys, values = pool.get_key_buffer(layer.layer_id), pool.get_value_buffer(layer.layer_id)
+class LayerCache(NamedTuple):
+    """The cache of an SGLang layer."""
+
+    keys: torch.Tensor  # [slots, Hkv, D]
+    values: torch.Tensor
+    k_scale: torch.Tensor | None  # as of `scales_of`
+    v_scale: torch.Tensor | None
+
+    @classmethod
+    def of(cls, layer: Any, pool: Any) -> LayerCache:
+        """The layer's in a pool of the engine."""
+        keys, values = pool.get_key_buffer(layer.layer_id), pool.get_value_buffer(layer.layer_id)
+        return cls(keys, values, *scales_of(layer, keys))
+
+
+def write_kv(cache: LayerCache, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+    """Store keys and values [N, Hkv, D] in these slots [N] int64."""
     # Divided in the model's dtype, as in the engine's own ``set_kv_buffer``; its rounding is part of the cache.
-    k, v = (x if by is None else x / by[0] for x, by in zip((k, v), scales_of(layer, keys), strict=True))
-    store_kv(keys, values, slots, k, v)
+    k, v = (x if by is None else x / by[0] for x, by in ((k, cache.k_scale), (v, cache.v_scale)))
+    store_kv(cache.keys, cache.values, slots, k, v)
 
 
 class TreeAttention:
@@ -105,21 +119,19 @@ class TreeAttention:
                 f"tree attention was given {', '.join(unknown)}, which it does not know: "
                 "start the server with EAGLE_PLUGIN=0 for this model"
             )
-        pool = self._base.token_to_kv_pool
-        keys, values = pool.get_key_buffer(layer.layer_id), pool.get_value_buffer(layer.layer_id)
+        cache = LayerCache.of(layer, self._base.token_to_kv_pool)
         info, slots = forward_batch.spec_info, forward_batch.out_cache_loc
         table, prefix_lens = info.slot_table, rows.prefix_lens
         if layer.layer_id in self._sliding:
             prefix_lens, table, slots = info.sliding_rows
             slots = slots[:, : rows.tail].contiguous().view(-1)
-        k_scale, v_scale = scales_of(layer, keys)
         # A layer that shares the keys of an earlier one gives none: that layer has stored them in the same forward.
         if save_kv_cache and k is not None and v is not None:
-            write_kv(layer, pool, slots, k, v)
+            write_kv(cache, slots, k, v)
         out = tree_attention(
             q.view(-1, layer.tp_q_head_num, layer.qk_head_dim),
-            keys,
-            values,
+            cache.keys,
+            cache.values,
             table,
             rows.requests,
             prefix_lens,
@@ -130,7 +142,7 @@ class TreeAttention:
             window=layer.sliding_window_size,
             chunk=self._chunk if layer.use_irope else 0,
             sinks=None if sinks is None else sinks.float(),
-            k_scale=k_scale,
-            v_scale=v_scale,
+            k_scale=cache.k_scale,
+            v_scale=cache.v_scale,
         )
         return out.view(-1, layer.tp_q_head_num * layer.v_head_dim)

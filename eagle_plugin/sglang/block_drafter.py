@@ -23,7 +23,7 @@ from eagle_plugin.heads.block_config import levels_of_block, mask_token_of
 from eagle_plugin.kernels.accepted_path import AcceptedPath
 from eagle_plugin.runtime.parallel_levels import Block, BlockRows, HeadLevels, block_levels, block_of
 from eagle_plugin.runtime.round import HeadState, TopM
-from eagle_plugin.sglang.attention import write_kv
+from eagle_plugin.sglang.attention import LayerCache, write_kv
 from eagle_plugin.sglang.batch import RoundBatch
 from eagle_plugin.sglang.drafter import DraftState, TreeDrafter, TreeDraftInput
 
@@ -136,7 +136,7 @@ class BlockDrafter(TreeDrafter):
             k, v = attention.kv_proj_only(model.prepare_context_hidden_for_kv(layer, context))
             k = attention.apply_k_rope(positions, attention.apply_k_norm(k))
             shape = len(k), attention.num_kv_heads, attention.head_dim
-            write_kv(attention.attn, pool, slots, k.reshape(shape), v.reshape(shape))
+            write_kv(LayerCache.of(attention.attn, pool), slots, k.reshape(shape), v.reshape(shape))
 
 
 def empty_state(b: int, device: torch.device) -> HeadState:

@@ -78,7 +78,8 @@ def watch_rounds(original: Any, scheduler: Any, *given: Any, **named: Any) -> An
     if named["num_draft_tokens"] and is_served(speculative):
         request = scheduler.requests.get(named["request_id"])
         sampling = None if request is None else request.sampling_params
-        if not any(served_sources(sources_of(sampling), wants_lookups())):
+        asked = sources_of(sampling)
+        if not asked.head and not any(served_sources(asked, wants_lookups())):
             request.spec_decode_metrics = None
             return given[0]  # the statistics so far
         if sampling is not None and sampling.thinking_token_budget is None:

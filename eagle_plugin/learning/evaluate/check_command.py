@@ -13,10 +13,9 @@ from eagle_plugin.common.atomic_io import write_output
 from eagle_plugin.common.command_end import importing
 from eagle_plugin.common.command_line import Parser, print_table
 from eagle_plugin.common.progress import progress_bar
-from eagle_plugin.heads.block_config import ALGORITHM, ARCHITECTURE, METHOD, block_rows, is_block_drafter, is_causal
+from eagle_plugin.heads.block_config import ALGORITHM, ARCHITECTURE, METHOD, is_block_drafter
 from eagle_plugin.heads.block_drafter import ENGINES, BlockInfo, Engine, block_warnings, describe_block
 from eagle_plugin.heads.checkpoint import HeadInfo, check_head
-from eagle_plugin.heads.description import read_head
 from eagle_plugin.heads.files import HeadError, LeftToEngine, read_config
 from eagle_plugin.heads.kinds import HEADS, stored_algorithm
 from eagle_plugin.heads.manifest import compare_target, read_manifest
@@ -90,14 +89,14 @@ def _print_block_drafter(target: Path, head: Path, arguments: argparse.Namespace
     described = [one for one in found if isinstance(one, BlockInfo)]
     if not described:
         raise next(one for one in found if isinstance(one, HeadError))
-    info, tokens = described[0], (block_rows(read_config(head)) or 1) - 1
+    info, tokens = described[0], (described[0].block or 1) - 1
     warnings = list(dict.fromkeys(line for engine in asked for line in block_warnings(head, tokens, engine)))
     served = [
         (engine.name, engine.served if isinstance(one, BlockInfo) else str(one))
         for engine, one in zip(asked, found, strict=True)
     ]
     block = f"{info.block} tokens, of which {info.block - 1} are drafted" if info.block else "not in config.json"
-    if is_causal(read_head(head).config):
+    if info.causal:
         block += "; a row sees only those before it"
     manifest = read_manifest(head)
     warnings += [] if manifest is None else compare_target(manifest, target, head)
