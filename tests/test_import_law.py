@@ -22,6 +22,7 @@ LAW: dict[str, set[str]] = {
     "core": set(),
     "models": set(),
     "traffic": set(),  # runs in a server; its writer is a process of its own, in `learning.data`
+    "collect": {"traffic"},  # the same
     "policy": {"core"},
     "heads": {"core", "models", "policy.shapes"},
     # What trees it asks the servers for, those that a head gets by default, and what a server's policy reports.
@@ -38,11 +39,11 @@ LAW: dict[str, set[str]] = {
     # What it asks the servers, which heads it starts them with, and what their manifests say.
     "bench.states": {"bench", "models", "learning.data.sources", "heads.files", "heads.kinds", "heads.manifest"},
     "kernels": {"core"},
-    "runtime": {"core", "policy", "heads", "kernels"},
+    "runtime": {"core", "policy", "heads", "kernels", "collect"},
     "selftest": {"core", "kernels", "runtime"},
-    "sglang": {"core", "policy", "heads", "kernels", "runtime", "selftest", "traffic"},
-    "vllm": {"core", "policy", "heads", "kernels", "runtime", "selftest", "traffic"},
-    "learning.data": {"models", "traffic"},
+    "sglang": {"core", "policy", "heads", "kernels", "runtime", "selftest", "traffic", "collect"},
+    "vllm": {"core", "policy", "heads", "kernels", "runtime", "selftest", "traffic", "collect"},
+    "learning.data": {"models", "traffic", "collect"},
     "learning.reference": {"core", "heads"},
     "learning.evaluate": {"core", "heads", "learning.data", "models", "learning.reference"},
     "learning.train": {"core", "heads", "learning.data", "models"},

@@ -10,10 +10,12 @@ import json
 from typing import Any
 
 from eagle_plugin.common.asgi import Message, Receive, Send, route_of
+from eagle_plugin.runtime.request_features import read_features, text_of
 from eagle_plugin.runtime.request_sources import FIELD, RequestError, read_sources
 
 ROUTES = ("/v1/chat/completions", "/v1/completions")
 HEADER = b"x-eagle-plugin"
+COLLECTS = (b"x-eagle-features", b"on")  # of an answer whose hidden states are stored
 _NAME = FIELD.encode()
 
 
@@ -48,6 +50,7 @@ class _Request:
         self._header, self._parameters = header, parameters
         self._is_read = self._is_answered = False
         self._refusal: bytes | None = None
+        self._collects = False
 
     async def receive(self) -> Message:
         """The whole body at once, changed where it has to be, then what the server says."""
@@ -75,6 +78,8 @@ class _Request:
     async def send(self, message: Message) -> None:
         """Pass on the answer, or give our own in its place."""
         if self._refusal is None:
+            if self._collects and message["type"] == "http.response.start":
+                message = {**message, "headers": [*message.get("headers", ()), COLLECTS]}
             return await self._send(message)
         if self._is_answered:
             return
@@ -96,15 +101,17 @@ class _Request:
         given = request.pop(FIELD, None)
         if given is None and self._header is not None:
             given = self._header.decode("latin-1")
-        sources, parameters = read_sources(given), request.get(self._parameters)
+        sources, features, parameters = read_sources(given), read_features(given), request.get(self._parameters)
         if given is None:
             if isinstance(parameters, dict):
-                read_sources(parameters.get(FIELD))  # an engine may refuse it when the answer has begun
+                for read in (read_sources, read_features):
+                    read(parameters.get(FIELD))  # an engine may refuse it when the answer has begun
             return body
         if parameters is None:
             parameters = {}
         if isinstance(parameters, dict):  # else the engine says what is wrong
-            request[self._parameters] = parameters | {FIELD: str(sources)}
+            request[self._parameters] = parameters | {FIELD: text_of(sources, features)}
+            self._collects = features is not None
         return json.dumps(request).encode()
 
 

@@ -1,7 +1,7 @@
 """Reads what one request says of its drafts: whether it has any, and what they come from.
 
 A request says it under the name `FIELD`, as an object {"draft": false} or {"sources": ["head"]}, or as the text
-"draft=off" or "sources=head,lookup", which is the form of a header.
+"draft=off" or "sources=head,lookup", which is the form of a header. `request_features` reads what is said of features.
 """
 
 from __future__ import annotations
@@ -40,19 +40,31 @@ def read_sources(value: object) -> Sources:
     """What a request asks for by a value of `FIELD`; None asks for nothing in particular. Raises RequestError."""
     if value is None:
         return ALL
-    found: Any = _of_text(value) if isinstance(value, str) else value
+    found = as_object(value)
     if not isinstance(found, Mapping):
         raise RequestError(
-            f'{FIELD} is {_shown(value)}, wanted an object such as {{"draft": false}} or {{"sources": ["head"]}}'
+            f'{FIELD} is {shown(value)}, wanted an object such as {{"draft": false}} or {{"sources": ["head"]}}'
         )
     for name in found:
-        if name not in ("draft", "sources"):
-            raise RequestError(f"{FIELD} has the name {_shown(name)}, wanted draft or sources")
+        if name not in ("draft", "sources", "features"):
+            raise RequestError(f"{FIELD} has the name {shown(name)}, wanted draft, sources or features")
     draft, sources = found.get("draft"), found.get("sources")
     if draft is not None and not isinstance(draft, bool):
-        raise RequestError(f"{FIELD}.draft is {_shown(draft)}, wanted true or false")
+        raise RequestError(f"{FIELD}.draft is {shown(draft)}, wanted true or false")
     chosen = ALL if sources is None else _of_names(sources)
     return NONE if draft is False else chosen
+
+
+def as_object(value: object) -> Any:
+    """The object that a value stands for; what is none is returned as it is. Raises RequestError."""
+    if not isinstance(value, str):
+        return value
+    if not value.lstrip().startswith("{"):
+        return _of_text(value)
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        raise RequestError(f"{FIELD} is {shown(value)}, wanted JSON") from None
 
 
 def asked_sources(parameters: Mapping[str, Any] | None) -> Sources:
@@ -70,10 +82,10 @@ def asked_sources(parameters: Mapping[str, Any] | None) -> Sources:
 
 def _of_names(sources: object) -> Sources:
     if not isinstance(sources, list | tuple):
-        raise RequestError(f"{FIELD}.sources is {_shown(sources)}, wanted a list of names: {', '.join(NAMES)}")
+        raise RequestError(f"{FIELD}.sources is {shown(sources)}, wanted a list of names: {', '.join(NAMES)}")
     for name in sources:
         if name not in NAMES:
-            raise RequestError(f"{FIELD}.sources has {_shown(name)}, wanted {' or '.join(NAMES)}")
+            raise RequestError(f"{FIELD}.sources has {shown(name)}, wanted {' or '.join(NAMES)}")
     if not sources:
         raise RequestError(
             f'{FIELD}.sources is [], wanted one or more of {", ".join(NAMES)}; {{"draft": false}} asks for no drafts'
@@ -91,11 +103,11 @@ def _of_text(text: str) -> dict[str, object]:
         elif name == "sources":
             found[name] = [one.strip() for one in value.split(",") if one.strip()]
         else:
-            raise RequestError(f"{FIELD} is {_shown(text)}, wanted draft=off, draft=on or sources=head,lookup")
+            raise RequestError(f"{FIELD} is {shown(text)}, wanted draft=off, draft=on or sources=head,lookup")
     return found
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
     """A value as JSON, not longer than a sentence can have."""
     try:
         text = json.dumps(value)

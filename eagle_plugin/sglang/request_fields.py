@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from eagle_plugin.runtime.request_features import read_features
 from eagle_plugin.runtime.request_middleware import RequestMiddleware
 from eagle_plugin.runtime.request_sources import ALL, FIELD, Sources, asked_sources, read_sources
 from eagle_plugin.sglang.traffic import other_server
@@ -29,6 +30,7 @@ def check_request(params: Any) -> None:
     given = params.custom_params
     if isinstance(given, dict):
         read_sources(given.get(FIELD))
+        read_features(given.get(FIELD))
 
 
 def sources_of(requests: list[Any]) -> list[Sources]:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from vllm.exceptions import VLLMValidationError
 
+from eagle_plugin.runtime.request_features import read_features
 from eagle_plugin.runtime.request_limits import LimitMaker, Limits, served_sources
 from eagle_plugin.runtime.request_middleware import RequestMiddleware
 from eagle_plugin.runtime.request_sources import (
@@ -49,6 +50,8 @@ def check_request(params: Any) -> None:
         return
     try:
         read_sources(params.extra_args.get(FIELD))
+        if read_features(params.extra_args.get(FIELD)) is not None:
+            params.skip_reading_prefix_cache = True  # the states of tokens that are found there are not seen
     except RequestError as error:
         raise VLLMValidationError(str(error)) from None
 

@@ -142,7 +142,11 @@ class TreeModelRunner(TreeSteps, TargetRunner):
 
     def sample_tokens(self, grammar_output: Any) -> Any:
         """End a step as the engine does; a scheduler that is ahead hears of the shape that we would draft now."""
+        ran = self.execute_model_state  # None without tokens
         output = super().sample_tokens(grammar_output)
+        if self._features is not None and ran is not None and self._state is not None:
+            parts = ran.aux_hidden_states or [ran.hidden_states]
+            self._features.step(self._state, self.input_ids.gpu, self.positions, parts, ran.hidden_states)
         if self._wanted is not None and isinstance(output, AsyncGPUModelRunnerOutput):
             tell_shape(output._model_runner_output, self._wanted)
         return output

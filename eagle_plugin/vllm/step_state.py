@@ -34,6 +34,7 @@ class StepState:
     names: list[str]  # of the requests, in the order of the batch
     in_prompts: np.ndarray  # [b] bool: requests that sample nothing yet, a part of their prompt is left
     with_grammar: list[int]  # places of the requests that have a grammar
+    verifies: np.ndarray  # [b] bool: requests that verify a tree
     placeholders: int = 0  # for the drafts of each request, where the next step is scheduled ahead
     shape: Shape | None = None  # of these drafts; None where the next step is scheduled after they are drafted
     layers: dict[str, Any] = field(default_factory=dict)  # metadata of the target's forward, by layer

@@ -28,6 +28,7 @@ from eagle_plugin.vllm.capture import captured_steps
 from eagle_plugin.vllm.decode_step import DecodeStep, side_by_side
 from eagle_plugin.vllm.deferred_extend import DeferredTokens, Owner, PlainRows
 from eagle_plugin.vllm.draft_limits import draft_limits
+from eagle_plugin.vllm.features import StepFeatures, step_features
 from eagle_plugin.vllm.graph_modes import wants_graphs
 from eagle_plugin.vllm.head_exchange import mailbox_of
 from eagle_plugin.vllm.head_forwards import DraftBatch, ExtendBatch, HeadForwards
@@ -64,6 +65,7 @@ class TreeSteps:
     _wanted: Shape | None = None  # what would be drafted now
     _reporter: PolicyReporter | None = None
     _mailbox: HeadMailbox | None = None
+    _features: StepFeatures | None = None  # where states are stored
     _lookup_rows: LookupRows | None = None  # where branches are looked up
     _defers = True  # whether the head may read the tokens of a plain step later
     _verifier: TreeVerifier  # with the caches
@@ -112,6 +114,10 @@ class TreeSteps:
         """Look for requests to exchange the head from now on, if ``EAGLE_DEPLOY`` names a folder for them."""
         self._mailbox = mailbox_of(self, self._logger)
 
+    def open_features(self) -> None:
+        """Store the states of requests that ask for it from now on, if ``EAGLE_FEATURES`` names a store."""
+        self._features = step_features(self)
+
     def choose_by_costs(self) -> None:
         """Let the policy choose the shapes from now on, if it is asked for; the caches must be there, unused."""
         chooser = choose_shapes(self, self._caps, self._policy_mode, self._logger)
@@ -136,6 +142,9 @@ class TreeSteps:
             self._lookup_rows.forget(scheduler_output.finished_req_ids)
             self._lookup_rows.begin(scheduler_output.scheduled_new_reqs)
         self._asked.forget(scheduler_output.finished_req_ids)
+        if self._features is not None:
+            self._features.finish(scheduler_output.finished_req_ids)
+            self._features.begin(scheduler_output.scheduled_new_reqs)
         self._asked.begin(scheduler_output.scheduled_new_reqs, self._is_looked_up)
         if self.cache_config.enable_prefix_caching and len(self._deferred):
             self._read_deferred(self._deferred.wanted_by_blocks(scheduler_output, gone, requests))
@@ -169,7 +178,7 @@ class TreeSteps:
         limits = self._asked.limits(names)
         drafting = None if limits is None else limits.drafting
         self._shapes.scheduled(batch, computed + committed, committed - batch.b, drafting)
-        return StepState(batch, names, in_prompts, with_grammar, placeholders, shape)
+        return StepState(batch, names, in_prompts, with_grammar, counts > 0, placeholders, shape)
 
     def _draft(
         self,

@@ -48,6 +48,7 @@ class TreeWorker(Worker):
         check_rounds(runner, ours.subject, rank_logger(logger))
         runner.choose_by_costs()
         runner.open_mailbox()
+        runner.open_features()
         return super().compile_or_warm_up_model()
 
     def execute_dummy_batch(self) -> None:

@@ -44,7 +44,7 @@ FORMS = "wanted draft=off, draft=on or sources=head,lookup"
         (3, f"eagle_plugin is 3, {EXAMPLE}"),
         (False, f"eagle_plugin is false, {EXAMPLE}"),
         (["head"], f'eagle_plugin is ["head"], {EXAMPLE}'),
-        ({"drafts": False}, 'eagle_plugin has the name "drafts", wanted draft or sources'),
+        ({"drafts": False}, 'eagle_plugin has the name "drafts", wanted draft, sources or features'),
         ({"draft": "no"}, 'eagle_plugin.draft is "no", wanted true or false'),
         ({"draft": 0}, "eagle_plugin.draft is 0, wanted true or false"),
         ({"draft": False, "sources": 1}, "eagle_plugin.sources is 1, wanted a list of names: head, lookup"),

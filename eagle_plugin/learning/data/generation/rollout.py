@@ -8,14 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from eagle_plugin.learning.data.answer_faults import answer_fault
 from eagle_plugin.learning.data.generation.endpoints import GeneratedAnswer, RequestRefused, TargetEndpoint
 from eagle_plugin.learning.data.rows import TokenRow, turn_id
 from eagle_plugin.learning.data.sources.prompts import Prompt
 
-SHORTEST = 8  # tokens; shorter answers are dropped
-LOOP_TAIL = 256  # tokens at the end of an answer in which `is_looping` searches
-LOOP_TAIL_MIN = 64  # in a shorter tail a loop looks the same as an intended repetition
-LOOP_PERIOD = 32
 # Parts of the recorded request that chat templates read, and that are sent again for that reason.
 _TEMPLATE_PARAMETERS = ("chat_template_kwargs", "reasoning_effort")
 
@@ -35,15 +32,6 @@ class Rollout:
 
     rows: list[TokenRow]
     skip: SkippedTurn | None = None
-
-
-def is_looping(ids: Sequence[int]) -> bool:
-    """Whether the end of an answer repeats with a period of 1 to 32 tokens.
-
-    The end is its last 256 tokens. For shorter answers it is the last half, if that has 64 tokens or more.
-    """
-    tail = ids[-LOOP_TAIL:] if len(ids) >= LOOP_TAIL else ids[len(ids) // 2 :]
-    return len(tail) >= LOOP_TAIL_MIN and any(tail[p:] == tail[:-p] for p in range(1, LOOP_PERIOD + 1))
 
 
 def assign_temperature(prompt: Prompt, temperatures: Sequence[float] | None) -> float:
@@ -83,10 +71,8 @@ async def run_rollout(
 
     def check_answer(answer: GeneratedAnswer) -> SkippedTurn | None:
         """Keep the answer as a row, or return why it is dropped."""
-        if len(answer.response_ids) < SHORTEST:
-            return SkippedTurn(len(rows), "too short", f"the answer has fewer than {SHORTEST} tokens")
-        if is_looping(answer.response_ids):
-            return SkippedTurn(len(rows), "looping", "the answer repeats itself")
+        if fault := answer_fault(answer.response_ids):
+            return SkippedTurn(len(rows), *fault)
         if is_private is not None and is_private(answer.text):
             return SkippedTurn(len(rows), "private", "the answer holds private data")
         rows.append(

@@ -64,7 +64,7 @@ class FeatureWriter:
     def __init__(self, url: str | Path, manifest: Manifest, run: Run) -> None:
         self.manifest, self.run = manifest, run
         self._folder = open_folder(url)
-        _check_manifest(self._folder, manifest)
+        check_manifest(self._folder, manifest)
         if isinstance(self._folder, LocalFolder):
             self._folder.remove_partial(f"shard-{run.rank:03d}-")
         found = self._contents = read_contents(self._folder)
@@ -282,7 +282,7 @@ def _refuse_damage(folder: Folder, found: Contents, current: set[str]) -> None:
             )
 
 
-def _check_manifest(folder: Folder, manifest: Manifest) -> None:
+def check_manifest(folder: Folder, manifest: Manifest) -> None:
     """Write the manifest of a new store; DataError if the store has another one."""
     try:
         folder.create(MANIFEST, manifest.to_json())

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from eagle_plugin.collect.readout import readout_scale
 from eagle_plugin.common.errors import first_line
 from eagle_plugin.learning.data.rows import DataError
 from eagle_plugin.learning.data.target_files import read_target_json
@@ -117,10 +118,7 @@ class Readout:
         head, config = model.get_output_embeddings(), model.config.get_text_config()
         if head is None:
             raise DataError(f"{type(model).__name__} has no lm_head; give a causal language model")
-        factor = float(getattr(config, "logit_scale", None) or getattr(config, "lm_head_multiplier", None) or 1.0)
-        factor /= float(getattr(config, "logits_scaling", None) or 1.0)
-        softcap = getattr(config, "final_logit_softcapping", None)
-        return cls(head.weight, getattr(head, "bias", None), factor, float(softcap) if softcap else None)
+        return cls(head.weight, getattr(head, "bias", None), *readout_scale(config))
 
     def __call__(self, last: Tensor) -> Tensor:
         """Logits [..., V] of last [..., H], in the dtype of the weight."""

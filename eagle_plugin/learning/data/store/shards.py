@@ -158,7 +158,8 @@ def write_shard(
     replaces: a damaged shard of this name is removed first.
 
     Raises:
-        DataError: the shard exists already, or it cannot be written.
+        ObjectExists: the shard exists already.
+        DataError: it cannot be written.
     """
     entries, start = [], 0
     for entry, data in documents:
@@ -170,7 +171,7 @@ def write_shard(
     try:
         folder.create(name, b"".join([_header(entries, manifest, plan), *(data for _, data in documents)]))
     except ObjectExists as error:
-        raise DataError(
+        raise ObjectExists(
             f"{folder.url}/{name} was written by another process at the same time; give every process its own --rank"
         ) from error
 

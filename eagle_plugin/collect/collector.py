@@ -1,0 +1,232 @@
+"""Puts the states of a worker's steps together to documents, on the host, and hands over those that are finished."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from eagle_plugin.collect.recorder import Collected
+
+logger = logging.getLogger(__name__)
+
+IN_FLIGHT = 4  # steps whose copies may be on their way to the host
+NOT_FROM_START = "not_from_start"  # reasons why a document is dropped, as the metric names them
+UNFINISHED = "unfinished"
+QUEUE_FULL = "queue_full"
+
+
+class Queue(Protocol):
+    """What takes finished documents: `recorder.FeatureRecorder`."""
+
+    def offer(self, exchange: object) -> None: ...
+
+    def drop(self, reason: str) -> None: ...
+
+
+class Ending(NamedTuple):
+    """Where the engine ends an answer, of which a worker alone knows only what was computed."""
+
+    stops: frozenset[int]  # tokens that end it
+    least: int  # tokens before one of these may
+    most: int  # tokens
+
+    def length(self, answer: Sequence[int]) -> int | None:
+        """Tokens of the answer among those that were computed; None if it has not ended."""
+        places = range(max(0, self.least - 1), min(len(answer), self.most))
+        stop = next((i + 1 for i in places if answer[i] in self.stops), None)
+        if stop is not None:
+            return stop
+        return self.most if len(answer) >= self.most else None
+
+
+class StepRows(NamedTuple):
+    """Rows of one step of the requests that ask for them, one request after another, on the device of the step."""
+
+    names: list[str]
+    spans: list[int]  # rows of each; those after its count are padding
+    counts: Tensor  # [k] int64
+    ids: Tensor  # [r] int32 or int64: the tokens of the rows
+    positions: Tensor  # [r] int64
+    states: Tensor  # [r, W]: aux states and last states side by side
+    following: Tensor  # [k] int64: the token after each request's last row that counts
+
+
+@dataclass
+class _Open:
+    """A document that is not finished."""
+
+    id: str
+    source: str
+    split: str
+    prompt: int  # tokens of the prompt
+    given: int | None  # of them before the answer, where the prompt has it
+    ending: Ending
+    ids: list[int] = field(default_factory=list)  # of all rows
+    following: int | None = None  # the token after them
+    parts: list[Tensor] = field(default_factory=list)  # states [n, W] of the first rows
+    kept: int = 0  # rows of `parts`
+    broken: str = ""  # why it will be dropped
+
+    def has_ended(self, newest: int) -> bool:
+        """Whether all of it was computed; newest: rows since this was asked last."""
+        if self.given is not None:
+            return len(self.ids) >= self.prompt
+        answer = len(self.ids) + 1 - self.prompt
+        more = {*self.ids[-newest:], self.following}
+        may_end = answer >= self.ending.most or not self.ending.stops.isdisjoint(more)
+        return answer > 0 and may_end and self.ending.length(self.all_ids()[self.prompt :]) is not None
+
+    def all_ids(self) -> list[int]:
+        """All tokens that are known."""
+        return self.ids if self.following is None else [*self.ids, self.following]
+
+    def cut(self, n: int) -> None:
+        """Forget what comes after n rows: the engine has computed them anew, after a preemption."""
+        del self.ids[n:]
+        while self.kept > n:
+            part = self.parts.pop()
+            self.kept -= len(part)
+            if self.kept < n:
+                self.parts.append(part[: n - self.kept])
+                self.kept = n
+
+
+@dataclass
+class _Copy:
+    """What is on its way to the host."""
+
+    rows: StepRows  # on the host, when the event has come
+    event: torch.Event | None
+
+
+class Collector:
+    """The documents of one worker. For one thread: the one that runs the steps."""
+
+    def __init__(self, queue: Queue, max_length: int, most_bytes: int) -> None:
+        """max_length: rows of a document that are kept; most_bytes: of all documents that are not finished."""
+        self._queue, self._max_length, self._most_bytes = queue, max_length, most_bytes
+        self._open: dict[str, _Open] = {}
+        self._copies: deque[_Copy] = deque()
+        self._bytes = 0
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._open
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def begin(
+        self, name: str, id: str, source: str, split: str, prompt: int, given: int | None, ending: Ending
+    ) -> None:
+        """A request has come; one that has come before, and was preempted, goes on."""
+        self._open.setdefault(name, _Open(id, source, split, prompt, given, ending))
+
+    def drop(self, reason: str) -> None:
+        """Count a request whose states cannot be stored."""
+        self._queue.drop(reason)
+
+    def add(self, rows: StepRows) -> None:
+        """Take the rows of a step; what it was made of may be overwritten by the next one."""
+        states = rows.states.to(torch.bfloat16)
+        if states.device.type == "cpu":
+            self._copies.append(_Copy(rows._replace(states=states), None))
+        else:
+            tensors = {"counts": rows.counts, "ids": rows.ids, "positions": rows.positions, "states": states}
+            tensors["following"] = rows.following
+            copied = {name: _to_host(tensor) for name, tensor in tensors.items()}
+            event = torch.Event(states.device)
+            event.record()
+            self._copies.append(_Copy(rows._replace(**copied), event))
+        while len(self._copies) > IN_FLIGHT or (self._copies and _is_here(self._copies[0])):
+            self._take()
+
+    def finish(self, names: Iterable[str]) -> None:
+        """These requests have ended: hand over what they have."""
+        ended = [name for name in names if name in self._open]
+        if ended:
+            while self._copies:
+                self._take()
+        for name in ended:
+            if document := self._open.pop(name, None):
+                self._end(document)
+
+    def _end(self, document: _Open) -> None:
+        self._bytes -= sum(part.nbytes for part in document.parts)
+        if not document.broken:
+            document.broken = self._hand_over(document)
+        if document.broken:
+            self._queue.drop(document.broken)
+
+    def _take(self) -> None:
+        copy, begin = self._copies.popleft(), 0
+        rows = copy.rows
+        if copy.event is not None:
+            copy.event.synchronize()
+        lists = rows.counts.tolist(), rows.following.tolist()
+        for name, span, count, following in zip(rows.names, rows.spans, *lists, strict=True):
+            document = self._open.get(name)
+            if document is not None and not document.broken and count:
+                self._append(document, rows, slice(begin, begin + count), following)
+                if not document.broken and document.has_ended(count):
+                    self._end(self._open.pop(name))
+            begin += span
+
+    def _append(self, document: _Open, rows: StepRows, part: slice, following: int) -> None:
+        first = int(rows.positions[part.start])
+        if first > len(document.ids):
+            self._break(document, NOT_FROM_START)
+            return
+        before = document.kept
+        document.cut(first)
+        document.ids += rows.ids[part].tolist()
+        document.following = following
+        if document.kept < self._max_length:
+            # Of this request alone: a view would keep all rows of the step.
+            document.parts.append(rows.states[part][: self._max_length - document.kept].clone())
+            document.kept += len(document.parts[-1])
+        self._bytes += (document.kept - before) * rows.states.shape[1] * rows.states.element_size()
+        if self._bytes > self._most_bytes:
+            self._break(document, QUEUE_FULL)
+
+    def _break(self, document: _Open, reason: str) -> None:
+        document.broken = reason
+        self._bytes -= sum(part.nbytes for part in document.parts)
+        document.parts.clear()
+
+    def _hand_over(self, document: _Open) -> str:
+        """Queue a finished document; the reason why it is dropped, "" if it is not."""
+        ids = document.all_ids()
+        if document.given is not None:
+            length, prompt = document.prompt, document.given
+            if len(document.ids) < length:
+                return UNFINISHED
+        else:
+            answer = document.ending.length(ids[document.prompt :])
+            if answer is None:
+                return UNFINISHED
+            length, prompt = document.prompt + answer, document.prompt
+        states = torch.cat(document.parts)[:length] if document.parts else torch.zeros(0, 0)
+        if document.given is None and len(states) >= length - 1 and length <= self._max_length:
+            # The state of an answer's last token: an engine does not compute it, unless it was a draft. Training reads
+            # no state after which there is no token, so it is zero for all.
+            states = torch.cat([states[: length - 1], states.new_zeros(1, states.shape[1])])
+        found = Collected(
+            document.id, document.source, document.split, ids[:length], prompt, document.given is not None, states
+        )
+        self._queue.offer(found.frame())
+        return ""
+
+
+def _to_host(tensor: Tensor) -> Tensor:
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return host.copy_(tensor, non_blocking=True)
+
+
+def _is_here(copy: _Copy) -> bool:
+    return copy.event is None or copy.event.query()

@@ -1,0 +1,1 @@
+"""Collecting: what servers with `EAGLE_FEATURES` write into a feature store, and how a collection is completed."""
