@@ -44,6 +44,7 @@ DATA_COMMANDS = {
     "set": ("learning.data.named_set", "a well-known data set by name, from a file, a package or the hub"),
     "prepare": ("learning.data.prepare", "your prompts: read any format, filter personal data, split"),
     "generate": ("learning.data.generate", "let the target answer prompts through OpenAI endpoints"),
+    "collect": ("learning.data.collect", "answers and their hidden states in one pass, by servers of the target"),
     "render": ("learning.data.render", "recorded answers as token rows"),
     "vocabulary": ("learning.data.vocabulary", "choose the draft vocabulary"),
     "features": ("learning.data.extract", "store the target's hidden states"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -13,9 +13,6 @@ from torch import Tensor
 
 from eagle_plugin.collect.recorder import Collected
 
-logger = logging.getLogger(__name__)
-
-IN_FLIGHT = 4  # steps whose copies may be on their way to the host
 NOT_FROM_START = "not_from_start"  # reasons why a document is dropped, as the metric names them
 UNFINISHED = "unfinished"
 QUEUE_FULL = "queue_full"
@@ -106,7 +103,11 @@ class _Copy:
 
 
 class Collector:
-    """The documents of one worker. For one thread: the one that runs the steps."""
+    """The documents of one worker. All calls are made by the thread that runs the steps.
+
+    On a device with streams a thread of the collector's own waits for the copies: after the last step of a request
+    nobody may call it for long.
+    """
 
     def __init__(self, queue: Queue, max_length: int, most_bytes: int) -> None:
         """max_length: rows of a document that are kept; most_bytes: of all documents that are not finished."""
@@ -114,6 +115,8 @@ class Collector:
         self._open: dict[str, _Open] = {}
         self._copies: deque[_Copy] = deque()
         self._bytes = 0
+        self._changed = threading.Condition()
+        self._waiter: threading.Thread | None = None
 
     def __contains__(self, name: str) -> bool:
         return name in self._open
@@ -125,7 +128,8 @@ class Collector:
         self, name: str, id: str, source: str, split: str, prompt: int, given: int | None, ending: Ending
     ) -> None:
         """A request has come; one that has come before, and was preempted, goes on."""
-        self._open.setdefault(name, _Open(id, source, split, prompt, given, ending))
+        with self._changed:
+            self._open.setdefault(name, _Open(id, source, split, prompt, given, ending))
 
     def drop(self, reason: str) -> None:
         """Count a request whose states cannot be stored."""
@@ -136,25 +140,41 @@ class Collector:
         states = rows.states.to(torch.bfloat16)
         if states.device.type == "cpu":
             self._copies.append(_Copy(rows._replace(states=states), None))
-        else:
-            tensors = {"counts": rows.counts, "ids": rows.ids, "positions": rows.positions, "states": states}
-            tensors["following"] = rows.following
-            copied = {name: _to_host(tensor) for name, tensor in tensors.items()}
-            event = torch.Event(states.device)
-            event.record()
-            self._copies.append(_Copy(rows._replace(**copied), event))
-        while len(self._copies) > IN_FLIGHT or (self._copies and _is_here(self._copies[0])):
             self._take()
+            return
+        tensors = {"counts": rows.counts, "ids": rows.ids, "positions": rows.positions, "states": states}
+        tensors["following"] = rows.following
+        copied = {name: _to_host(tensor) for name, tensor in tensors.items()}
+        event = torch.Event(states.device)
+        event.record()
+        with self._changed:
+            self._copies.append(_Copy(rows._replace(**copied), event))
+            self._changed.notify()
+        if self._waiter is None:
+            self._waiter = threading.Thread(target=self._wait_for_copies, daemon=True)
+            self._waiter.start()
 
     def finish(self, names: Iterable[str]) -> None:
         """These requests have ended: hand over what they have."""
-        ended = [name for name in names if name in self._open]
-        if ended:
-            while self._copies:
+        with self._changed:
+            ended = [name for name in names if name in self._open]
+            while ended and self._copies:
                 self._take()
-        for name in ended:
-            if document := self._open.pop(name, None):
-                self._end(document)
+            for name in ended:
+                if document := self._open.pop(name, None):
+                    self._end(document)
+
+    def _wait_for_copies(self) -> None:
+        while True:
+            with self._changed:
+                while not self._copies:
+                    self._changed.wait()
+                event = self._copies[0].event
+            if event is not None:
+                event.synchronize()
+            with self._changed:
+                while self._copies and (self._copies[0].event is event or _is_here(self._copies[0])):
+                    self._take()
 
     def _end(self, document: _Open) -> None:
         self._bytes -= sum(part.nbytes for part in document.parts)

@@ -21,6 +21,7 @@ from eagle_plugin.runtime.accept import accept, accepted_rows
 from eagle_plugin.runtime.round import Drafts, TreeRows
 from eagle_plugin.sglang.attention import TreeAttention
 from eagle_plugin.sglang.batch import RoundBatch
+from eagle_plugin.sglang.features import LastStates
 from eagle_plugin.sglang.forward import TreeForward
 from eagle_plugin.sglang.linear_attention import LinearLayers, LinearTrees, linear_layers
 from eagle_plugin.sglang.logits import transform_logits
@@ -44,10 +45,12 @@ class TargetOutput(NamedTuple):
     logits: Tensor  # [B * W, V] float32
     features: Tensor  # [B * W, H of the features that the head reads]
     linear: LinearTrees | None = None  # of a target with layers that keep a state
+    last: Tensor | None = None  # [B * W, H]: what the output layer reads, where states are stored
 
     def first(self, rows: int) -> TargetOutput:
         """The same of the first nodes alone: views."""
-        return self._replace(logits=self.logits[:rows], features=self.features[:rows])
+        last = None if self.last is None else self.last[:rows]
+        return self._replace(logits=self.logits[:rows], features=self.features[:rows], last=last)
 
 
 class TreeVerifier:
@@ -61,9 +64,11 @@ class TreeVerifier:
         allocator: Any,
         synthetic: SyntheticRates | None = None,
         replicas: int = 1,
+        last: LastStates | None = None,
     ) -> None:
         """attention serves the target; rows: of the engine's request table; synthetic: as of `accept.accept`; replicas:
-        as of `TreeForward`."""
+        as of `TreeForward`; last: where states are stored."""
+        self._last = last
         runner = target_worker.model_runner
         self.penalties = NodePenalties(rows, runner.model_config.vocab_size, runner.device)
         self._synthetic = synthetic
@@ -108,7 +113,8 @@ class TreeVerifier:
             info=info,
             logits_buffer=logits_buffer,
         )
-        return TargetOutput(output.next_token_logits, output.hidden_states, linear)
+        last = None if self._last is None else self._last.take()
+        return TargetOutput(output.next_token_logits, output.hidden_states, linear, last)
 
     def walk(self, batch: RoundBatch, drafts: Drafts, logits: Tensor) -> Accepted:
         """Accept a path of each tree by the logits [b * W, V] after its nodes, of b requests or B."""

@@ -41,6 +41,7 @@ from eagle_plugin.sglang.decode_round import DecodeRound
 from eagle_plugin.sglang.deferred_extend import DeferredTokens
 from eagle_plugin.sglang.drafter import DraftState, TreeDrafter
 from eagle_plugin.sglang.eagle3_model import mask_of
+from eagle_plugin.sglang.features import WorkerFeatures, last_states, worker_features
 from eagle_plugin.sglang.head_exchange import mailbox_of
 from eagle_plugin.sglang.image_tokens import read_image_tokens
 from eagle_plugin.sglang.logits import needs_plain_round, transforms_of
@@ -66,6 +67,7 @@ class TreeWorker(EAGLEWorkerV2):
 
     drafter_class: type[TreeDrafter] = TreeDrafter
     _mailbox: HeadMailbox | None = None  # where heads may be exchanged
+    _features: WorkerFeatures | None = None  # where states are stored
     announce: Callable[[list[str]], None]  # says who serves, with the reasons where it is not this worker
 
     def __init__(self, server_args: Any, gpu_id: int, nccl_port: int, target_worker: Any) -> None:
@@ -122,7 +124,8 @@ class TreeWorker(EAGLEWorkerV2):
         read_image_tokens(drafter.draft_runner.model, runner.model_config)
         parallel, allocator = get_parallel(), self.token_to_kv_pool_allocator
         replicas = parallel.attn_dp_size
-        self._verifier = TreeVerifier(target, attention, len(table), allocator, self.synthetic, replicas)
+        self._last = last_states(runner.model)
+        self._verifier = TreeVerifier(target, attention, len(table), allocator, self.synthetic, replicas, self._last)
         self._shared = SharedRounds()
         alike = parallel.attn_tp_group  # the ranks that serve the same requests
         self._ranks = RankAgreement(alike, pool.size, self.shape.max_accept_length, self.device)
@@ -166,6 +169,7 @@ class TreeWorker(EAGLEWorkerV2):
             lookups.clear()  # what tests and measurements left
         self._round.deferred.clear()  # what tests and measurements left
         self._mailbox = mailbox_of(self)
+        self._features = worker_features(self, self._last)
 
     def weights_updated(self) -> None:
         """The target or the head has other weights: what is known of its drafts is forgotten."""
@@ -224,6 +228,9 @@ class TreeWorker(EAGLEWorkerV2):
             on_publish(new_lens)
         logprobs = log_probabilities(batch, logits, kept, shape.width) if batch.return_logprob else None
         features = output.features[accepted_rows(kept, shape.width).view(-1)] if batch.return_hidden_states else None
+        if self._features is not None:
+            assert output.last is not None
+            self._features.round(batch.reqs, inputs, real.tree.tokens, kept, output.features, output.last)
         read = partial(self._round.extend, inputs, accepted, output, state)
         state = self._draft_clock.time_reading(shape, read)
         captured, carried = self._round.is_captured(inputs), self._draft_worker.carried
@@ -274,6 +281,8 @@ class TreeWorker(EAGLEWorkerV2):
         penalties = self._verifier.penalties
         penalties.start(batch)
         result = self._forward_prefill_batch(batch, on_publish, pp_proxy_tensors)
+        if self._features is not None:
+            self._features.prefill(batch, result)
         penalties.count_prefill(batch, result.next_token_ids)
         if (lookups := self._draft_worker.lookups) is not None:
             # Also after a chunk of a prompt, whose next one begins the text again.

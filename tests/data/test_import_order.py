@@ -10,15 +10,16 @@ import eagle_plugin.learning.data
 
 PACKAGE = "eagle_plugin.learning.data"
 FOLDER = Path(eagle_plugin.learning.data.__file__).parent
-COMMANDS = {"builtin", "named_set", "prepare", "generate", "render", "vocabulary", "extract", "verify"}
+COMMANDS = {"builtin", "named_set", "prepare", "generate", "collect", "render", "vocabulary", "extract", "verify"}
 # From the bottom; parts of one set do not import each other.
 ORDER = [
     {"rows"},
     {"target_files"},
-    {"masks", "target_identity"},
+    {"masks", "target_identity", "answer_faults"},
     {"sources"},
     {"privacy"},
     {"traffic", "generation", "preparation_stats", "store"},
+    {"collecting"},
     COMMANDS,
 ]
 

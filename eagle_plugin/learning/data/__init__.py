@@ -3,11 +3,12 @@
 This folder has one module per sub-command of `eagle-plugin data`; the sub-folders have the parts that these use.
 Imports go down only, in this order (`tests/data/test_import_order.py`):
 
-    builtin, named_set, prepare, generate, render, vocabulary, extract, verify     the sub-commands
+    builtin, named_set, prepare, generate, collect, render, vocabulary, extract, verify     the sub-commands
+    collecting
     traffic, generation, preparation_stats, store                                  do not import each other
     privacy
     sources
-    masks, target_identity
+    masks, target_identity, answer_faults
     target_files
     rows
 """

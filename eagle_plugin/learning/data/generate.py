@@ -9,14 +9,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from eagle_plugin.common.atomic_io import inherit_privacy
 from eagle_plugin.common.command_line import Parser
-from eagle_plugin.learning.data.generation.endpoints import TargetEndpoint
 from eagle_plugin.learning.data.generation.journal import Journal
-from eagle_plugin.learning.data.generation.run import GenerationSettings, GenerationStats, generate
+from eagle_plugin.learning.data.generation.run import GenerationSettings, generate
+from eagle_plugin.learning.data.generation.summary import summary_table
 from eagle_plugin.learning.data.privacy.phones import PHONE_REGIONS, PHONE_REGIONS_HELP, parse_regions
 from eagle_plugin.learning.data.privacy.scanner import Scanner
 
@@ -31,25 +29,6 @@ rows.skipped.jsonl with the reason; remove a line to have its prompt asked again
 answered at the temperature of its own request, or at 0 or 1 if it has none. Prompts of one temperature are asked
 together, because servers are slower on batches that mix greedy and sampled requests.
 """
-
-
-def summary_table(stats: GenerationStats, endpoints: Sequence[TargetEndpoint], journal: Journal) -> Table:
-    """The counts of one run."""
-    table = Table("what", "count", "", title=f"{journal.out}", title_justify="left")
-    kept = sum(stats.rows.values())
-    for (source, temperature, finish), count in sorted(stats.rows.items(), key=str):
-        table.add_row(escape(f"{source}, temperature {temperature}, {finish}"), f"{count:,}", f"{count / kept:.1%}")
-    table.add_row("rows kept", f"{kept:,}", "100.0%" if kept else "-", style="bold")
-    for kind, count in stats.skipped.most_common():
-        table.add_row(f"no row: {kind}", f"{count:,}", escape(stats.reasons[kind]), style="yellow")
-    if journal.resumed:
-        table.add_row("prompts done by earlier runs", f"{journal.resumed:,}", "")
-    rate = stats.response_tokens / max(stats.seconds, 1e-9)
-    table.add_row("response tokens", f"{stats.response_tokens:,}", f"{rate:,.0f} tokens/s")
-    table.add_row("prompt tokens", f"{stats.prompt_tokens:,}", "")
-    for endpoint in endpoints:
-        table.add_row(escape(endpoint.name), "left out" if endpoint.dead else "served", escape(endpoint.dead))
-    return table
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -20,6 +20,18 @@ _BUSY = (408, 429)  # retried, like every 5xx
 _MISDIRECTED = (401, 403, 404, 405)  # the URL or the model name is wrong, not the prompt
 
 
+FIELD, COLLECTS_HEADER = "eagle_plugin", "x-eagle-features"  # of a request, and of an answer whose states are stored
+
+
+def asking_for_features(id: str, source: str, split: str, given: int | None = None) -> dict[str, Any]:
+    """What a request has for the server to store its hidden states as a document (docs/serving.md).
+
+    given: tokens of the prompt before an answer that is given with it.
+    """
+    features: dict[str, Any] = {"id": id, "source": source, "split": split}
+    return {FIELD: {"features": features if given is None else features | {"given": given}}}
+
+
 class RequestRefused(Exception):
     """The server answers other requests but not this one; the message is the reason."""
 
@@ -61,6 +73,7 @@ class TargetEndpoint:
     model: str = ""  # empty: the first model that the server lists
     first_pause_s: float = FIRST_PAUSE_S
     dead: str = ""  # why it is not used any more; empty while it is used
+    collects: bool = False  # whether the server is to store the hidden states of what it is asked
     _base: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -86,8 +99,11 @@ class TargetEndpoint:
             raise EndpointDead(describe_failure(error)) from error
         except (ValueError, LookupError, TypeError) as error:
             raise EndpointDead("/v1/models lists no model; name one with --model") from error
+        first: dict[str, Any] = {"max_tokens": 1, "temperature": 0}
+        if self.collects:  # an answer of one token is too short to be stored
+            first |= asking_for_features("first-request", "", "train")
         try:
-            await asyncio.wait_for(self.complete("Hello", {"max_tokens": 1, "temperature": 0}), FIRST_TOKEN_S)
+            await asyncio.wait_for(self.complete("Hello", first), FIRST_TOKEN_S)
         except RequestRefused as error:
             raise EndpointDead(f"it refused a first request: {error}") from error
         except (TimeoutError, asyncio.TimeoutError) as error:  # two classes before Python 3.11
@@ -125,6 +141,10 @@ class TargetEndpoint:
                 raise EndpointDead(describe_failure(response))
             if response.is_error:
                 raise RequestRefused(describe_failure(response), final=True)
+            if self.collects and response.headers.get(COLLECTS_HEADER) != "on":
+                raise EndpointDead(
+                    "it does not store hidden states: wanted a server with eagle-plugin, started with EAGLE_FEATURES"
+                )
             return self._read(response)
         if await self._is_alive():
             raise RequestRefused(f"{reason}, {RETRIES} times", final=False)

@@ -9,7 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from eagle_plugin.learning.data.answer_faults import answer_fault
-from eagle_plugin.learning.data.generation.endpoints import GeneratedAnswer, RequestRefused, TargetEndpoint
+from eagle_plugin.learning.data.generation.endpoints import (
+    GeneratedAnswer,
+    RequestRefused,
+    TargetEndpoint,
+    asking_for_features,
+)
 from eagle_plugin.learning.data.rows import TokenRow, turn_id
 from eagle_plugin.learning.data.sources.prompts import Prompt
 
@@ -54,18 +59,20 @@ async def run_rollout(
     temperature: float,
     max_tokens: int,
     is_private: Callable[[str], bool] | None = None,
+    collects: bool = False,
 ) -> Rollout:
     """Ask for every turn of the prompt in order, and keep the answers that pass the checks.
 
     Recorded assistant turns are replaced by answers of the target. The conversation ends early with a `SkippedTurn` if
-    an answer is refused, too short, looping or private, or calls a tool for which no result was recorded.
+    an answer is refused, too short, looping or private, or calls a tool for which no result was recorded. collects: the
+    server is asked to store the hidden states of each answer under the id of its row.
 
     Raises:
         EndpointDead: another endpoint must be asked.
         RequestRefused: the request failed this time (`final` is false); a later run may ask again.
         DataError: the endpoint returns no token ids.
     """
-    sampling = {"max_tokens": max_tokens, "temperature": temperature}
+    sampling: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature}
     recorded = {name: item for name, item in prompt.sampling.items() if name in _TEMPLATE_PARAMETERS}
     rows: list[TokenRow] = []
 
@@ -88,10 +95,16 @@ async def run_rollout(
         )
         return None
 
+    def asked() -> dict[str, Any]:
+        """The sampling of the next turn, and what it becomes."""
+        if not collects:
+            return sampling
+        return sampling | asking_for_features(turn_id(prompt.id, len(rows)), prompt.source, prompt.split)
+
     try:
         if not prompt.messages:
             raw = prompt.prompt if prompt.prompt is not None else prompt.prompt_ids
-            return Rollout(rows, check_answer(await endpoint.complete(raw or "", sampling)))
+            return Rollout(rows, check_answer(await endpoint.complete(raw or "", asked())))
         history: list[dict[str, Any]] = []
         remaining = deque(prompt.messages)
         while remaining:
@@ -101,7 +114,7 @@ async def run_rollout(
             history.append(message)
             answer_is_due = not remaining or remaining[0]["role"] in ("assistant", "tool")
             while answer_is_due:
-                answer = await endpoint.chat(history, prompt.tools, {**sampling, **recorded})
+                answer = await endpoint.chat(history, prompt.tools, {**asked(), **recorded})
                 if skip := check_answer(answer):
                     return Rollout(rows, skip)
                 calls = answer.message.get("tool_calls") or []

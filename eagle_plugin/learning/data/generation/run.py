@@ -40,6 +40,7 @@ class GenerationSettings:
     model: str = ""  # empty: the first model that each server lists
     is_private: Callable[[str], bool] | None = None  # answers for which it returns true are dropped
     first_pause_s: float = FIRST_PAUSE_S
+    collects: bool = False  # whether the servers store the hidden states of the answers
 
 
 @dataclass
@@ -126,14 +127,8 @@ async def generate(
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total} prompts"))
     if not queue.left:
         return stats, []
-    timeout = httpx.Timeout(settings.timeout_s, connect=CONNECT_TIMEOUT_S)
-    limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(timeout=timeout, limits=limits, trust_env=False) as client:
-        endpoints = [TargetEndpoint(url, client, settings.model, settings.first_pause_s) for url in urls]
-        console.print(
-            f"asking {', '.join(escape(endpoint.name) for endpoint in endpoints)} for one token", highlight=False
-        )
-        await asyncio.gather(*(_open(endpoint, console) for endpoint in endpoints))
+    async with make_client(settings) as client:
+        endpoints = await open_endpoints(urls, client, settings, console)
         with ProgressBars(*columns, TextColumn("{task.fields[rate]}"), TimeRemainingColumn(), console=console) as bar:
             task = bar.add_task("generating", total=queue.total, completed=queue.total - queue.left, rate="")
 
@@ -147,10 +142,11 @@ async def generate(
                             temperature=temperature,
                             max_tokens=settings.max_tokens,
                             is_private=settings.is_private,
+                            collects=settings.collects,
                         )
                     except EndpointDead as error:
                         queue.give_back(prompt, temperature)
-                        _mark_dead(endpoint, str(error), console)
+                        mark_dead(endpoint, str(error), console)
                         return
                     except RequestRefused as error:
                         stats.postponed += 1
@@ -173,27 +169,46 @@ async def generate(
                         f"no endpoint answers ({why}); {sum(stats.rows.values())} new rows are in {journal.out}: "
                         "start a server and run the same command again"
                     )
-                await _run_all([work(endpoint) for endpoint in alive for _ in range(settings.concurrency)])
+                await run_all([work(endpoint) for endpoint in alive for _ in range(settings.concurrency)])
                 if not queue.has_returned:
                     break
     stats.seconds = time.monotonic() - start
     return stats, endpoints
 
 
+async def open_endpoints(
+    urls: Sequence[str], client: httpx.AsyncClient, settings: GenerationSettings, console: Console
+) -> list[TargetEndpoint]:
+    """The servers, each asked for one token; those that do not answer are marked as dead."""
+    endpoints = [
+        TargetEndpoint(url, client, settings.model, settings.first_pause_s, collects=settings.collects) for url in urls
+    ]
+    names = ", ".join(escape(endpoint.name) for endpoint in endpoints)
+    console.print(f"asking {names} for one token", highlight=False)
+    await asyncio.gather(*(_open(endpoint, console) for endpoint in endpoints))
+    return endpoints
+
+
+def make_client(settings: GenerationSettings) -> httpx.AsyncClient:
+    """The client of all requests of a run."""
+    timeout = httpx.Timeout(settings.timeout_s, connect=CONNECT_TIMEOUT_S)
+    return httpx.AsyncClient(timeout=timeout, limits=httpx.Limits(max_connections=None), trust_env=False)
+
+
 async def _open(endpoint: TargetEndpoint, console: Console) -> None:
     try:
         await endpoint.open()
     except EndpointDead as error:
-        _mark_dead(endpoint, str(error), console)
+        mark_dead(endpoint, str(error), console)
 
 
-def _mark_dead(endpoint: TargetEndpoint, reason: str, console: Console) -> None:
+def mark_dead(endpoint: TargetEndpoint, reason: str, console: Console) -> None:
     if not endpoint.dead:
         endpoint.dead = reason
         console.print(f"[yellow]left out:[/] {escape(endpoint.name)} ({escape(reason)})")
 
 
-async def _run_all(jobs: Sequence[Coroutine[None, None, None]]) -> None:
+async def run_all(jobs: Sequence[Coroutine[None, None, None]]) -> None:
     """Run the jobs concurrently; the first error cancels the others."""
     tasks = [asyncio.ensure_future(job) for job in jobs]
     try:

@@ -1,0 +1,126 @@
+"""`eagle-plugin data collect`: the target answers the prompts, and its servers store the hidden states meanwhile."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import math
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from eagle_plugin.common.atomic_io import inherit_privacy
+from eagle_plugin.common.command_line import Parser, positive_number
+from eagle_plugin.learning.data.collecting.command import Completed, complete
+from eagle_plugin.learning.data.collecting.completion import PATIENCE_S, GrowingStore
+from eagle_plugin.learning.data.generation.journal import Journal
+from eagle_plugin.learning.data.generation.run import GenerationSettings, generate
+from eagle_plugin.learning.data.generation.summary import summary_table
+from eagle_plugin.learning.data.rows import read_rows
+from eagle_plugin.models import target_folder
+
+EXAMPLES = """\
+examples:
+  EAGLE_FEATURES=/data/features vllm serve TARGET --speculative-config '{"method": "eagle3", "model": "HEAD", ...}'
+  eagle-plugin data collect prompts.jsonl --endpoint http://127.0.0.1:8000 --target TARGET \\
+      --store /data/features --out rows.jsonl
+
+After an interruption, or if documents are missing at the end, run the same command again: finished prompts are not
+asked again, and answers whose states are not in the store are sent as prompts. --out has the answers as token rows,
+which `eagle-plugin data vocabulary` reads. The servers and this command must see the same store.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Collect; returns 1 if a prompt failed, or documents are missing, and the command must be run again."""
+    options = _parse(argv)
+    console = Console(stderr=True)
+    target = target_folder(options.target)
+    settings = GenerationSettings(
+        max_tokens=options.max_tokens,
+        temperatures=options.temperature,
+        concurrency=options.concurrency,
+        timeout_s=options.timeout,
+        model=options.model,
+        collects=True,
+    )
+    store = GrowingStore(options.store, target)
+    with inherit_privacy(options.prompts), Journal(options.out) as journal:
+        stats, endpoints = asyncio.run(generate(options.prompts, options.endpoint, journal, settings, console))
+        Console().print(summary_table(stats, endpoints, journal))
+        rows = partial(read_rows, options.out)
+        found = complete(store, rows, options.endpoint, settings, options.patience, console)
+    Console().print(store_table(store, found), highlight=False)
+    if stats.postponed:
+        console.print(f"{stats.postponed} prompts failed for now; run the same command again to ask them again")
+    if found.missing:
+        console.print(missing_line(store, found), highlight=False)
+    return 1 if stats.postponed or found.missing else 0
+
+
+def store_table(store: GrowingStore, found: Completed) -> Table:
+    """The counts of the store."""
+    table = Table(show_header=False, box=None)
+    table.add_row("store", escape(store.url))
+    table.add_row("documents", f"{found.wanted - found.missing:,} of {found.wanted:,} rows, {found.documents:,} in all")
+    if found.given:
+        table.add_row("sent as prompt and answer", f"{found.given:,}")
+    if found.short:
+        table.add_row("left out", f"{found.short:,} rows without a response in {store.manifest.max_length:,} tokens")
+    for name in found.removed:
+        table.add_row("damaged", f"{name} was removed, and its documents were collected again")
+    return table
+
+
+def missing_line(store: GrowingStore, found: Completed) -> str:
+    """One sentence on documents that did not reach the store."""
+    refused = next(iter(found.refused.values()), "")
+    why = f"a server refused {len(found.refused):,} of them ({refused})" if refused else "the servers' logs say why"
+    return (
+        f"{found.missing:,} documents did not reach {store.url}: {why}; what is there is kept, run the same command "
+        "again to ask for them again"
+    )
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = Parser(
+        prog="eagle-plugin data collect",
+        description="Let the target answer the prompts, and its servers store what a draft head learns from meanwhile:\n"
+        "`data generate` and `data features` in one pass. The servers have the plugin and EAGLE_FEATURES=STORE.",
+        epilog=EXAMPLES,
+    )
+    parser.add_argument("prompts", type=Path, help="JSON lines of `eagle-plugin data prepare` or `data builtin`")
+    parser.add_argument(
+        "--endpoint", action="append", required=True, metavar="URL", help="a server of the target; repeat it for more"
+    )
+    parser.add_argument("--target", required=True, metavar="DIR", help="folder of the target, or a name")
+    parser.add_argument("--store", required=True, metavar="URL", help="the store that the servers write to")
+    parser.add_argument("--out", type=Path, required=True, help="file of token rows; an existing file is continued")
+    parser.add_argument("--model", default="", help="the name of the target on the servers (default: the first)")
+    parser.add_argument("--max-tokens", type=positive_number, default=192, help="per answer (default: %(default)s)")
+    parser.add_argument(
+        "--temperature",
+        type=float,
+        nargs="+",
+        help="assign one of these to each prompt (default: each prompt's own, and 0 or 1 for those without one)",
+    )
+    parser.add_argument(
+        "--concurrency", type=positive_number, default=64, help="requests in flight per endpoint (%(default)s)"
+    )
+    parser.add_argument("--timeout", type=float, default=600.0, help="seconds per request (default: %(default)s)")
+    parser.add_argument(
+        "--patience",
+        type=float,
+        default=PATIENCE_S,
+        metavar="SECONDS",
+        help="without new documents, after which missing ones are asked for again (default: %(default)s)",
+    )
+    options = parser.parse_args(argv)
+    for temperature in options.temperature or ():
+        if not 0 <= temperature < math.inf:
+            parser.error(f"--temperature is {temperature}, wanted a number of at least 0")
+    return options

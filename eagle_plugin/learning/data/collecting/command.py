@@ -1,0 +1,72 @@
+"""What `data collect` and `data features --endpoint` have in common: the end of both."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from rich.console import Console
+from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+
+from eagle_plugin.common.progress import ProgressBars, report_progress
+from eagle_plugin.learning.data.collecting.completion import GrowingStore, is_stored
+from eagle_plugin.learning.data.collecting.given import collect_given
+from eagle_plugin.learning.data.generation.run import GenerationSettings
+from eagle_plugin.learning.data.rows import TokenRow
+
+Rows = Callable[[], Iterable[TokenRow]]
+
+
+@dataclass
+class Completed:
+    """The counts of a collection."""
+
+    wanted: int = 0  # rows that become documents
+    before: int = 0  # of them those that were in the store when this run began
+    short: int = 0  # rows that are too long for the store: no response is left of them
+    given: int = 0  # rows that were asked for as prompt and answer
+    refused: dict[str, str] = field(default_factory=dict)
+    missing: int = 0  # that did not reach the store
+    documents: int = 0  # in the store
+    removed: list[str] = field(default_factory=list)  # damaged shards
+
+
+def complete(
+    store: GrowingStore,
+    rows: Rows,
+    urls: Sequence[str],
+    settings: GenerationSettings,
+    patience_s: float,
+    console: Console,
+    given: bool = False,
+) -> Completed:
+    """Wait for the documents of all rows, ask again for those that do not come, and record what there is.
+
+    given: the rows were not asked for before.
+
+    Raises:
+        DataError: no server answers, or other shards of the store are missing or damaged.
+    """
+    found = Completed()
+    longest = store.manifest.max_length
+    store.look()
+    for row in rows():
+        found.wanted += is_stored(row, longest)
+        found.short += not is_stored(row, longest)
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total} documents"))
+    with ProgressBars(*columns, TimeRemainingColumn(), console=console) as bar:
+        task = bar.add_task("storing", total=found.wanted, completed=found.wanted - len(store.missing(rows())))
+
+        def told(left: int) -> None:
+            bar.update(task, completed=found.wanted - left)
+            report_progress(found.wanted - left, found.wanted, "documents")
+
+        missing = store.missing(rows()) if given else store.wait(rows, told, patience_s)
+        if missing:
+            found.given = len(missing)
+            found.refused = asyncio.run(collect_given(missing, urls, settings, longest, console))
+            missing = store.wait(rows, told, patience_s)
+        found.missing = len(missing)
+    found.documents, found.removed = store.complete()
+    return found

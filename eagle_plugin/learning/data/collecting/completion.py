@@ -1,0 +1,143 @@
+"""Completes a collection: waits until servers have written what they were asked for, and records which shards there are.
+
+Servers write without a plan. The plan that comes after them names all shards, so that a lost one is noticed later.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from eagle_plugin.learning.data.collecting.shards import RANK
+from eagle_plugin.learning.data.rows import DataError, TokenRow
+from eagle_plugin.learning.data.store.contents import SHARD_NAME, Contents, read_contents
+from eagle_plugin.learning.data.store.manifest import MANIFEST, Manifest
+from eagle_plugin.learning.data.store.objects import Folder, open_folder
+from eagle_plugin.learning.data.store.plan import PLAN_NAME, Content, Plan, create_plan
+from eagle_plugin.learning.data.store.shards import ShardDamage, read_shard
+
+PAUSE_S = 0.25  # between two looks into the store
+PATIENCE_S = 15.0  # without a new shard
+MIN_RESPONSE = 2  # a head reads one response token and predicts the next
+
+
+def is_stored(row: TokenRow, max_length: int) -> bool:
+    """Whether a row becomes a document: servers cut it to max_length tokens, and leave out what is then too short."""
+    n = min(len(row.prompt_ids) + len(row.response_ids), max_length)
+    return n - len(row.prompt_ids) >= MIN_RESPONSE
+
+
+class GrowingStore:
+    """A store into which servers write: the documents that are there, read from new shards only.
+
+    Raises:
+        DataError: no server writes there, or the store is of another target.
+    """
+
+    def __init__(self, url: str | Path, target: str | Path) -> None:
+        self._folder = open_folder(url)
+        try:
+            data = self._folder.read(MANIFEST)
+        except FileNotFoundError as error:
+            raise DataError(
+                f"no server writes into {self._folder.url} (it has no {MANIFEST}); start one with "
+                f"EAGLE_FEATURES={self._folder.url}, or correct --store"
+            ) from error
+        self.manifest = Manifest.from_json(data, f"{self._folder.url}/{MANIFEST}")
+        self.manifest.check_target(target)
+        self.lengths: dict[str, int] = {}  # tokens of each document
+        self._seen: set[str] = set()
+
+    @property
+    def url(self) -> str:
+        """The store, as it is shown."""
+        return self._folder.url
+
+    def look(self) -> bool:
+        """Read what is new; whether anything was."""
+        names = {name: size for name, size in self._folder.sizes().items() if SHARD_NAME.fullmatch(name)}
+        new = names.keys() - self._seen
+        for name in sorted(new):
+            try:
+                shard = read_shard(self._folder, name, names[name], self.manifest)
+            except ShardDamage:  # `complete` names it
+                continue
+            for entry in shard.entries:
+                self.lengths.setdefault(entry.id, entry.length)
+        self._seen |= new
+        return bool(new)
+
+    def missing(self, rows: Iterable[TokenRow]) -> list[TokenRow]:
+        """The rows that become documents and are not there, as far as it was looked."""
+        wanted = [row for row in rows if is_stored(row, self.manifest.max_length)]
+        return [row for row in wanted if row.id not in self.lengths]
+
+    def wait(
+        self,
+        rows: Callable[[], Iterable[TokenRow]],
+        told: Callable[[int], None] = lambda left: None,
+        patience_s: float = PATIENCE_S,
+    ) -> list[TokenRow]:
+        """Wait until all rows are there, or nothing new has come for `patience_s`; those that are missing.
+
+        told: gets how many are missing.
+        """
+        since = time.monotonic()
+        while True:
+            if self.look():
+                since = time.monotonic()
+            left = self.missing(rows())
+            told(len(left))
+            if not left or time.monotonic() - since > patience_s:
+                return left
+            time.sleep(PAUSE_S)
+
+    def complete(self) -> tuple[int, list[str]]:
+        """Record all shards in a plan; how many documents there are, and the damaged shards, which were removed.
+
+        Raises:
+            DataError: shards of `data features` are missing or damaged.
+        """
+        removed = remove_damaged(self._folder)
+        contents = read_contents(self._folder)
+        own = _open_plan(contents)
+        if others := {name: reason for name, reason in contents.problems.items() if name != own}:
+            name, reason = min(others.items())
+            raise DataError(
+                f"{self.url} has {name}, which {reason}: run the `data features` command that made it first, then this "
+                "one again"
+            )
+        if own is not None or not contents.plans or removed:
+            create_plan(self._folder, _plan_of(contents))
+        return len(contents.entries), removed
+
+
+def remove_damaged(folder: Folder) -> list[str]:
+    """Remove damaged shards that servers have written: their documents are collected again."""
+    damaged = [name for name in read_contents(folder).problems if _is_own(name) and name in folder.names()]
+    for name in damaged:
+        folder.remove(name)
+    return damaged
+
+
+def _is_own(name: str) -> bool:
+    found = SHARD_NAME.fullmatch(name)
+    return found is not None and int(found[1]) == RANK
+
+
+def _open_plan(contents: Contents) -> str | None:
+    """The plan that servers have written for and that nobody has recorded yet, by its name."""
+    newest = max((plan.number for plan in contents.plans.values()), default=-1)
+    written = [shard.plan for shard in contents.shards.values() if _is_own(shard.name) and shard.plan is not None]
+    if max(written, default=-1) <= newest:
+        return None
+    return next((name for name in contents.problems if PLAN_NAME.fullmatch(name)), None)
+
+
+def _plan_of(contents: Contents) -> Plan:
+    shards = [Content.found(contents.shards[name]) for name in sorted(contents.shards)]
+    number = max([contents.number, *(plan.number + 1 for plan in contents.plans.values())], default=0)
+    run = hashlib.sha256(repr(("collect", number, shards)).encode()).hexdigest()
+    return Plan(max(number, 0), 0, 1, run, contents.manifest.digest(), shards, [])

@@ -1,0 +1,122 @@
+"""Both engines' servers, really started, store the hidden states of what they answer: those of the reference."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+
+
+import pytest
+import tiny_models
+import torch
+from serving import VLLM_PYTHON, serving, tiny_spec, vllm_spec
+
+from eagle_plugin.bench.servers import Server
+from eagle_plugin.learning.data import collect, extract, generate
+from eagle_plugin.learning.data.rows import DataError, read_rows
+from eagle_plugin.learning.data.store.feature_store import FeatureStore
+
+
+pytest.importorskip("sglang")
+pytestmark = [
+    pytest.mark.server,
+    pytest.mark.skipif(not VLLM_PYTHON.exists(), reason="there is no .venv-vllm; make it with `make env-vllm`"),
+]
+ROOT = Path(__file__).parents[2]
+TEXTS = ["Hello", "What is a tree?", "Name three towns", "Why?", "Count to ten in a language of your choice", "Sing"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("collect")
+
+
+@pytest.fixture(scope="module")
+def target(folder: Path) -> Path:
+    return tiny_models.tiny_llama(folder / "target", head_dim=32)
+
+
+@pytest.fixture(scope="module")
+def prompts(folder: Path) -> Path:
+    rows = [
+        {"id": f"p-{i}", "source": "chat", "split": "val" if i == 3 else "train"}
+        | {"messages": [{"role": "user", "content": text}], "sampling": {"temperature": 0.0}}
+        for i, text in enumerate(TEXTS)
+    ]
+    # Two turns: the second prompt has the first one's tokens, which a prefix cache would have.
+    rows[1]["messages"] += [{"role": "assistant", "content": "."}, {"role": "user", "content": "And a wood?"}]
+    path = folder / "prompts.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture(scope="module")
+def servers(folder: Path, target: Path) -> Iterator[dict[str, tuple[Server, Path]]]:
+    """By engine, with the folder of its store."""
+    head = tiny_models.tiny_eagle3_head(folder / "head", target)
+    stores = {engine: folder / f"of-{engine}" for engine in ("sglang", "vllm")}
+
+    def environment(engine: str, **more: str) -> dict[str, str]:
+        return {"EAGLE_PLUGIN": "1", "EAGLE_POLICY": "random", "EAGLE_FEATURES": str(stores[engine]), **more}
+
+    specs = [
+        tiny_spec(target, head, environment=environment("sglang")),
+        vllm_spec(target, head, environment=environment("vllm", PYTHONPATH=str(ROOT))),
+    ]
+    with serving(specs, folder / "logs") as running:
+        yield {engine: (server, stores[engine]) for engine, server in zip(("sglang", "vllm"), running, strict=True)}
+
+
+def options(server: Server, prompts: Path, out: Path) -> list[str]:
+    return [str(prompts), "--endpoint", server.url, "--out", str(out), "--max-tokens", "24", "--concurrency", "4"]
+
+
+def run(server: Server, prompts: Path, target: Path, store: Path, out: Path, *more: str) -> int:
+    given = ["--target", str(target), "--store", str(store), "--patience", "20", *more]
+    return collect.main([*options(server, prompts, out), *given])
+
+
+def reference(rows: Path, target: Path, store: Path) -> FeatureStore:
+    """What transformers give for the same rows."""
+    arguments = [str(rows), "--target", str(target), "--store", str(store), "--dtype", "float32", "--device", "cpu"]
+    assert extract.main([*arguments, "--allow-odd-masks"]) == 0
+    return FeatureStore(store)
+
+
+def differences(found: FeatureStore, wanted: FeatureStore, shift: int = 0) -> dict[str, float]:
+    """The largest difference of a document's states from the reference's; shift: a fault that is planted."""
+    worst = {}
+    others = {entry.id: entry for entry in wanted.entries}
+    assert found.manifest.differences(wanted.manifest) == []
+    assert {entry.id for entry in found.entries} == others.keys()
+    for entry in found.entries:
+        one, other = found.read(entry), wanted.read(others[entry.id])
+        assert torch.equal(one.ids, other.ids) and torch.equal(one.mask, other.mask)
+        assert (one.source, one.split) == (other.source, other.split)
+        assert one.aux is not None and other.aux is not None
+        assert not one.last[-1].any() and not one.aux[-1].any()  # nobody reads the state of an answer's last token
+        pairs = ((one.aux, other.aux), (one.last, other.last))
+        moved = [(a[:-1].roll(shift, 0).float(), b[:-1].float()) for a, b in pairs]
+        worst[entry.id] = max(float(((a - b).abs() / b.abs().clamp(min=1)).max()) for a, b in moved)
+    return worst
+
+
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+def test_one_pass_stores_what_two_stages_do(
+    engine: str, servers: dict[str, tuple[Server, Path]], prompts: Path, target: Path, tmp_path: Path
+) -> None:
+    server, store = servers[engine]
+    assert generate.main(options(server, prompts, tmp_path / "plain.jsonl")) == 0
+    assert run(server, prompts, target, store, tmp_path / "rows.jsonl") == 0
+    rows = {row.id: row for row in read_rows(tmp_path / "rows.jsonl")}
+    assert rows == {row.id: row for row in read_rows(tmp_path / "plain.jsonl")} and len(rows) == len(TEXTS) + 1
+    found, wanted = FeatureStore(store), reference(tmp_path / "rows.jsonl", target, tmp_path / "reference")
+    worst = differences(found, wanted)
+    assert max(worst.values()) <= 2**-7, worst  # two neighbours in bfloat16
+    assert min(differences(found, wanted, shift=1).values()) > 0.2, "the comparison does not see a shift by one token"
+    # The same command again finds everything done.
+    assert run(server, prompts, target, store, tmp_path / "rows.jsonl") == 0
+    assert len(list(read_rows(tmp_path / "rows.jsonl"))) == len(rows)
+    assert len(FeatureStore(store).entries) == len(rows)
