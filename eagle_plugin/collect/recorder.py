@@ -56,9 +56,7 @@ class FeatureRecorder(WriterProcess):
         CollectError: it does not start, or the store is of another target.
     """
 
-    def __init__(
-        self, settings: CollectSettings, show: Callable[[Counter[str]], None] = lambda totals: None
-    ) -> None:
+    def __init__(self, settings: CollectSettings, show: Callable[[Counter[str]], None] = lambda totals: None) -> None:
         """show as of `WriterProcess`."""
         super().__init__(_kind(settings), show)
 

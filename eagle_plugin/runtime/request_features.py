@@ -35,7 +35,9 @@ def read_features(value: object) -> Features | None:
         return None
     name = f"{FIELD}.features"
     if not isinstance(asked, Mapping) or not isinstance(asked.get("id"), str) or not asked["id"]:
-        raise RequestError(f'{name} is {shown(asked)}, wanted an object with the name of a document: {{"id": "chat-1"}}')
+        raise RequestError(
+            f'{name} is {shown(asked)}, wanted an object with a document's name: {{\"id\": \"chat-1\"}}'
+        )
     for key in asked:
         if key not in NAMES:
             raise RequestError(f"{name} has the name {shown(key)}, wanted one of {', '.join(NAMES)}")

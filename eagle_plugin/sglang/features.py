@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from sglang.srt.runtime_context import get_parallel
 from torch import Tensor
 
 from eagle_plugin.collect.collector import Collector, Ending, StepRows
+from eagle_plugin.collect.metrics import FeatureMetrics
 from eagle_plugin.collect.recorder import FeatureRecorder
 from eagle_plugin.collect.settings import STORE, CollectError, StatesFacts, collect_settings
 from eagle_plugin.core.verify import Accepted
@@ -171,10 +173,15 @@ def worker_features(worker: Any, last: LastStates | None) -> WorkerFeatures | No
         aux = captured_layers(architecture, int(text.num_hidden_layers), head.hf_config.to_dict(), folder)
     dtype = str(config.dtype).removeprefix("torch.")
     settings = settings.with_facts(StatesFacts.of(served, aux, dtype, text))
-    collector = Collector(FeatureRecorder(settings), settings.max_length, settings.queue_mib << 20)
+    show = FeatureMetrics(args.served_model_name or args.model_path).update if args.enable_metrics else _nothing
+    collector = Collector(FeatureRecorder(settings, show), settings.max_length, settings.queue_mib << 20)
     line = "eagle-plugin: hidden states of requests that ask for it are stored in %s"
     rank_logger(logger).info(line, settings.shown)
     return WorkerFeatures(collector, last, bool(aux))
+
+
+def _nothing(totals: Counter[str]) -> None:
+    """Nobody asked for metrics."""
 
 
 def _skip_prefix_cache(original: Any, request: Any, input_len: int) -> int:

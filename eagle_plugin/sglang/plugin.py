@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from eagle_plugin.collect.settings import STORE
 from eagle_plugin.runtime.startup import may_serve
 from eagle_plugin.sglang import version
 from eagle_plugin.traffic.settings import FOLDER
@@ -100,6 +101,10 @@ def _add_middleware(server_args: Any, argv: Any) -> Any:
         from eagle_plugin.sglang.traffic import add_middleware
 
         add_middleware(server_args)
+    if os.environ.get(STORE):
+        from eagle_plugin.runtime.collect_start import NO_HEAD, check_collecting
+
+        check_collecting([] if server_args.speculative_algorithm in ALGORITHMS else [NO_HEAD])
     add_requests_middleware(server_args)
     return server_args
 

@@ -19,6 +19,7 @@ from eagle_plugin.core.shape import MAX_WIDTH
 from eagle_plugin.heads.block_config import ARCHITECTURE
 from eagle_plugin.heads.files import HeadError
 from eagle_plugin.kernels import loader
+from eagle_plugin.runtime.collect_start import check_collecting
 from eagle_plugin.runtime.gpu import Gpu, unsupported_gpu
 from eagle_plugin.runtime.round_metrics import RejectionWatch
 from eagle_plugin.runtime.startup import LEFT, StartRefused, engine_serves, plugin_serves
@@ -250,8 +251,10 @@ def worker_factory(algorithm: str, engine_worker: type) -> Callable[..., Any]:
         reasons = unsupported_reasons(server_args, runner) or selftest.failed_kernels(runner)
         if reasons:
             refuse_on_a_cpu(algorithm, runner.device, reasons)
+            check_collecting(reasons)
             log.warning(engine_serves(algorithm, "SGLang", reasons))
             return engine_worker(**arguments)
+        check_collecting(["it has a block drafter"] if algorithm == "DFLASH" else [])
         from eagle_plugin.sglang import eagle3_model, finish, metrics
 
         eagle3_model.register()

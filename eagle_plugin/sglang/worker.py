@@ -23,6 +23,7 @@ from eagle_plugin.policy.chooser import ShapeChooser, policy_mode
 from eagle_plugin.policy.costs import DEFERRED_TOKENS
 from eagle_plugin.policy.shapes import captured_shapes
 from eagle_plugin.runtime.accept import accepted_rows
+from eagle_plugin.runtime.collect_start import check_collecting
 from eagle_plugin.runtime.draft_clock import DraftClock
 from eagle_plugin.runtime.head_mailbox import HeadMailbox
 from eagle_plugin.runtime.huge_pages import use_huge_pages
@@ -162,6 +163,7 @@ class TreeWorker(EAGLEWorkerV2):
         if self._adapters.can_be_captured:
             capture_rounds(self._round, self.shape, shapes, self.device, pool.size, mode == "auto")
         if not check_rounds(self):
+            check_collecting(["its self-test has failed"])
             return  # the engine's own worker serves: there is no head of ours to exchange
         self.shapes = choose_shapes(self, mode, pool.size)
         if (lookups := self._draft_worker.lookups) is not None:

@@ -17,20 +17,24 @@ TOTALS = {
 class CaptureMetrics:
     """The counters of this process; `update` takes the totals of counts that only grow."""
 
+    part = "capture"  # of the names
+    totals = TOTALS  # name -> what it counts
+    dropped = "Answers that were not recorded, by reason."
+
     def __init__(self, model: str) -> None:
         """Register the metrics; model is the value of the label `model_name`, which the engine's own have too."""
         # Not before: the client looks for PROMETHEUS_MULTIPROC_DIR, which engines set, when it is imported.
         from prometheus_client import Counter as Metric
 
-        totals = {name: Metric(f"{PREFIX}capture_{name}", what, ["model_name"]) for name, what in TOTALS.items()}
-        what = "Answers that were not recorded, by reason."
-        self._dropped = Metric(f"{PREFIX}capture_dropped", what, ["model_name", "reason"])
+        part, named = f"{PREFIX}{self.part}_", self.totals.items()
+        totals = {name: Metric(f"{part}{name}", what, ["model_name"]) for name, what in named}
+        self._dropped = Metric(f"{part}dropped", self.dropped, ["model_name", "reason"])
         self._totals = {name: metric.labels(model) for name, metric in totals.items()}
         self.made = [*totals.values(), self._dropped]  # for who takes them out of the registry again
         self._model, self._shown = model, Counter[str]()
 
     def update(self, totals: Counter[str]) -> None:
-        """Count what is more than at the last call; names are those of `TOTALS`, and `DROPPED` with a reason."""
+        """Count what is more than at the last call; names are those of `totals`, and `DROPPED` with a reason."""
         for name, total in totals.items():
             more = total - self._shown[name]
             if more <= 0:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,11 +12,14 @@ import torch
 from torch import Tensor
 
 from eagle_plugin.collect.collector import Collector, Ending, StepRows
+from eagle_plugin.collect.metrics import CountFile
 from eagle_plugin.collect.recorder import FeatureRecorder
 from eagle_plugin.collect.settings import CollectSettings, StatesFacts, collect_settings
 from eagle_plugin.runtime.host_to_device import to_device
 from eagle_plugin.runtime.request_features import asked_features
 from eagle_plugin.traffic.served import ServedTarget
+from eagle_plugin.vllm.plugin_config import plugin_config
+from eagle_plugin.vllm.policy_reports import counts_of
 from eagle_plugin.vllm.step_state import StepState
 
 logger = logging.getLogger("vllm.eagle_plugin")
@@ -102,9 +106,17 @@ def step_features(runner: Any) -> StepFeatures | None:
         return None
     config = runner.vllm_config
     settings = with_facts(settings, config, aux_layers_of(runner.get_model(), config.speculative_config.method))
-    collector = Collector(FeatureRecorder(settings), settings.max_length, settings.queue_mib << 20)
+    recorder = FeatureRecorder(settings, CountFile(_count_file(config)).update)
+    collector = Collector(recorder, settings.max_length, settings.queue_mib << 20)
     logger.info("eagle-plugin: hidden states of requests that ask for it are stored in %s", settings.shown)
     return StepFeatures(collector, config.model_config.max_model_len)
+
+
+def _count_file(vllm_config: Any) -> Path:
+    """Where this engine of a server tells its counts."""
+    config = plugin_config(vllm_config.speculative_config)
+    assert config is not None and config.reports is not None
+    return counts_of(config.reports, vllm_config.parallel_config.data_parallel_index)
 
 
 def with_facts(settings: CollectSettings, vllm_config: Any, aux_layers: tuple[int, ...]) -> CollectSettings:

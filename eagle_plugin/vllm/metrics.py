@@ -15,12 +15,14 @@ from prometheus_client import REGISTRY
 from vllm.v1.metrics.loggers import PrometheusStatLogger
 from vllm.v1.spec_decode.metrics import SpecDecodingProm, SpecDecodingStats
 
+from eagle_plugin.collect.metrics import CountCollector
+from eagle_plugin.collect.settings import STORE
 from eagle_plugin.common import metric_registry
 from eagle_plugin.runtime.lookups import wants_lookups
 from eagle_plugin.runtime.request_limits import served_sources
 from eagle_plugin.runtime.round_metrics import Recorder, RejectionWatch, RoundMetrics
 from eagle_plugin.vllm.plugin_config import is_served, plugin_config
-from eagle_plugin.vllm.policy_reports import ReportCollector
+from eagle_plugin.vllm.policy_reports import ReportCollector, counts_of
 from eagle_plugin.vllm.request_fields import sources_of
 
 logger = logging.getLogger("vllm.eagle_plugin")
@@ -54,6 +56,9 @@ class TreeMetrics(SpecDecodingProm):
             if config.reports is not None and "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
                 named = {number: dict(zip(labelnames, values, strict=True)) for number, values in labels.items()}
                 REGISTRY.register(metric_registry.register(ReportCollector(config.reports, named)))
+                if os.environ.get(STORE):
+                    files = {counts_of(config.reports, number): values for number, values in named.items()}
+                    REGISTRY.register(metric_registry.register(CountCollector(files)))
 
     def observe(self, spec_decoding_stats: SpecDecodingStats, engine_idx: int = 0) -> None:
         """Count the verified trees of one step of one engine."""

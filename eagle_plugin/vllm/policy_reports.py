@@ -37,6 +37,11 @@ def report_of(folder: Path, engine: int) -> Path:
     return folder / f"policy-{engine}.json"
 
 
+def counts_of(folder: Path, engine: int) -> Path:
+    """What one engine of a server has written of hidden states (`collect.metrics.CountFile`)."""
+    return folder / f"features-{engine}.json"
+
+
 class PolicyReporter:
     """Writes the report of a worker's policy into its file, and the lines of `PolicyLog`."""
 

@@ -19,6 +19,7 @@ from eagle_plugin.heads.vllm_rules import check_head, count_aux
 from eagle_plugin.policy.chooser import policy_mode
 from eagle_plugin.policy.log import log_seconds
 from eagle_plugin.policy.shapes import PARALLEL_LEVELS
+from eagle_plugin.runtime.collect_start import NO_HEAD, check_collecting
 from eagle_plugin.runtime.head_mailbox import check_folder
 from eagle_plugin.runtime.preflight import can_check, refuse_targets_config
 from eagle_plugin.runtime.startup import engine_serves
@@ -68,6 +69,8 @@ def choose_worker(vllm_config: Any) -> None:
     """
     speculative, parallel = vllm_config.speculative_config, vllm_config.parallel_config
     if speculative is None or speculative.method not in METHODS:
+        if vllm_config.model_config is not None:
+            check_collecting([NO_HEAD])
         return
     scheduler = vllm_config.scheduler_config
     options = Options.read(vllm_config.additional_config).beside(scheduler.async_scheduling)
@@ -78,8 +81,10 @@ def choose_worker(vllm_config: Any) -> None:
     if can_check(target, head):
         refuse_targets_config(target, head)  # vLLM's own drafter cannot serve it either
     if reasons := unsupported_reasons(vllm_config):
+        check_collecting(reasons)
         _log_once(logging.WARNING, engine_serves(speculative.method, "vLLM", reasons))
         return
+    check_collecting(["it has a block drafter"] if speculative.method == METHOD else [])
     policy_mode()
     check_folder()
     synthetic = synthetic_rates(speculative)
@@ -94,6 +99,7 @@ def choose_worker(vllm_config: Any) -> None:
         if is_block and can_check(target, head):
             warnings += block_warnings(head, speculative.num_speculative_tokens)
     except LeftToEngine as reason:
+        check_collecting([str(reason)])
         _log_once(logging.WARNING, engine_serves(speculative.method, "vLLM", [str(reason)]))
         return
     for warning in [*warnings, *filter(None, [limits_above(vllm_config)])]:
@@ -106,6 +112,7 @@ def choose_worker(vllm_config: Any) -> None:
     v2, runner = choose_runner(vllm_config)
     subject = subject_of(vllm_config, shape, levels, v2)
     if reasons := failed_kernels(subject, _log_once):
+        check_collecting(reasons)
         _log_once(logging.WARNING, engine_serves(speculative.method, "vLLM", reasons))
         return
     if runner:

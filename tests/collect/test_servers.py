@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-
-
+import httpx
 import pytest
 import tiny_models
 import torch
@@ -15,9 +16,8 @@ from serving import VLLM_PYTHON, serving, tiny_spec, vllm_spec
 
 from eagle_plugin.bench.servers import Server
 from eagle_plugin.learning.data import collect, extract, generate
-from eagle_plugin.learning.data.rows import DataError, read_rows
+from eagle_plugin.learning.data.rows import DataError, TokenRow, format_row, read_rows
 from eagle_plugin.learning.data.store.feature_store import FeatureStore
-
 
 pytest.importorskip("sglang")
 pytestmark = [
@@ -25,6 +25,7 @@ pytestmark = [
     pytest.mark.skipif(not VLLM_PYTHON.exists(), reason="there is no .venv-vllm; make it with `make env-vllm`"),
 ]
 ROOT = Path(__file__).parents[2]
+FLAGS = ("--skip-server-warmup", "--enable-metrics")
 TEXTS = ["Hello", "What is a tree?", "Name three towns", "Why?", "Count to ten in a language of your choice", "Sing"]
 
 
@@ -62,7 +63,7 @@ def servers(folder: Path, target: Path) -> Iterator[dict[str, tuple[Server, Path
         return {"EAGLE_PLUGIN": "1", "EAGLE_POLICY": "random", "EAGLE_FEATURES": str(stores[engine]), **more}
 
     specs = [
-        tiny_spec(target, head, environment=environment("sglang")),
+        tiny_spec(target, head, extra_flags=FLAGS, environment=environment("sglang")),
         vllm_spec(target, head, environment=environment("vllm", PYTHONPATH=str(ROOT))),
     ]
     with serving(specs, folder / "logs") as running:
@@ -120,3 +121,75 @@ def test_one_pass_stores_what_two_stages_do(
     assert run(server, prompts, target, store, tmp_path / "rows.jsonl") == 0
     assert len(list(read_rows(tmp_path / "rows.jsonl"))) == len(rows)
     assert len(FeatureStore(store).entries) == len(rows)
+
+
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+def test_given_answers_are_one_prefill(
+    engine: str, servers: dict[str, tuple[Server, Path]], target: Path, tmp_path: Path
+) -> None:
+    """`data features --endpoint`: the states of all tokens, the last one's too, and no document twice."""
+    server, store = servers[engine]
+    before = {entry.id for entry in FeatureStore(store).entries}
+    rows = [
+        TokenRow(f"given-{i}", "chat", [5 + i, 9, *range(40, 50 + i)], [*range(60, 75), 7, i], "recorded")
+        for i in range(4)
+    ]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(map(format_row, rows)))
+    command = [str(path), "--target", str(target), "--store", str(store), "--endpoint", server.url]
+    for _ in range(2):
+        assert extract.main(command) == 0
+    found, wanted = FeatureStore(store), reference(path, target, tmp_path / "reference")
+    others = {entry.id: entry for entry in wanted.entries}
+    assert len(found.entries) == len(before) + len(rows)
+    for entry in found.entries:
+        if entry.id in others:
+            one, other = found.read(entry), wanted.read(others[entry.id])
+            assert torch.equal(one.ids, other.ids) and torch.equal(one.mask, other.mask) and one.aux is not None
+            torch.testing.assert_close(one.last, other.last, atol=2**-7, rtol=2**-7)
+            torch.testing.assert_close(one.aux, other.aux, atol=2**-7, rtol=2**-7)
+
+
+def counted(server: Server) -> dict[str, float]:
+    """Our metrics of features, by name."""
+    found = {}
+    for line in httpx.get(f"{server.url}/metrics", trust_env=False).text.splitlines():
+        if line.startswith("eagle_plugin:features_"):
+            name, _, rest = line.removeprefix("eagle_plugin:features_").partition("_total{")
+            reason = rest.partition('reason="')[2].partition('"')[0]
+            found[f"{name} {reason}".strip()] = float(line.rsplit(" ", 1)[1])
+    return found
+
+
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+def test_what_is_stored_and_dropped_is_counted(engine: str, servers: dict[str, tuple[Server, Path]]) -> None:
+    server, store = servers[engine]
+    ask(server, {"features": {"id": "too-short"}}, 3)
+    end = time.monotonic() + 60
+    entries = FeatureStore(store).entries
+    # Beside this one the first requests of the commands above, which say whether a server stores anything.
+    while counted(server).get("dropped too_short", 0) < 4 or counted(server).get("documents", 0) < len(entries):
+        assert time.monotonic() < end, counted(server)
+        time.sleep(0.3)
+    assert counted(server)["documents"] == len(entries) > 8 and "too-short" not in {entry.id for entry in entries}
+    assert counted(server)["tokens"] == sum(entry.length for entry in entries)
+
+
+def ask(server: Server, field: dict[str, Any], tokens: int) -> httpx.Response:
+    model = httpx.get(f"{server.url}/v1/models", trust_env=False).json()["data"][0]["id"]
+    body = {"model": model, "prompt": "Hello", "max_tokens": tokens, "temperature": 0, "eagle_plugin": field}
+    return httpx.post(f"{server.url}/v1/completions", json=body, timeout=600, trust_env=False)
+
+
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+def test_wrong_requests_and_stores_are_refused(
+    engine: str, servers: dict[str, tuple[Server, Path]], prompts: Path, target: Path, tmp_path: Path
+) -> None:
+    server, store = servers[engine]
+    answer = ask(server, {"features": {"name": "x"}}, 3)
+    assert answer.status_code == 400 and "eagle_plugin.features is" in answer.json()["error"]["message"]
+    with pytest.raises(DataError, match="no server writes into .*empty.* start one with EAGLE_FEATURES="):
+        run(server, prompts, target, tmp_path / "empty", tmp_path / "rows.jsonl")
+    other = tiny_models.tiny_llama(tmp_path / "other", head_dim=32, seed=3)
+    with pytest.raises(DataError, match="the features are of target, and .*other is another target"):
+        run(server, prompts, other, store, tmp_path / "rows.jsonl")

@@ -10,12 +10,10 @@ from functools import partial
 from pathlib import Path
 
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from eagle_plugin.common.atomic_io import inherit_privacy
 from eagle_plugin.common.command_line import Parser, positive_number
-from eagle_plugin.learning.data.collecting.command import Completed, complete
+from eagle_plugin.learning.data.collecting.command import complete, missing_line, store_table
 from eagle_plugin.learning.data.collecting.completion import PATIENCE_S, GrowingStore
 from eagle_plugin.learning.data.generation.journal import Journal
 from eagle_plugin.learning.data.generation.run import GenerationSettings, generate
@@ -62,34 +60,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 1 if stats.postponed or found.missing else 0
 
 
-def store_table(store: GrowingStore, found: Completed) -> Table:
-    """The counts of the store."""
-    table = Table(show_header=False, box=None)
-    table.add_row("store", escape(store.url))
-    table.add_row("documents", f"{found.wanted - found.missing:,} of {found.wanted:,} rows, {found.documents:,} in all")
-    if found.given:
-        table.add_row("sent as prompt and answer", f"{found.given:,}")
-    if found.short:
-        table.add_row("left out", f"{found.short:,} rows without a response in {store.manifest.max_length:,} tokens")
-    for name in found.removed:
-        table.add_row("damaged", f"{name} was removed, and its documents were collected again")
-    return table
-
-
-def missing_line(store: GrowingStore, found: Completed) -> str:
-    """One sentence on documents that did not reach the store."""
-    refused = next(iter(found.refused.values()), "")
-    why = f"a server refused {len(found.refused):,} of them ({refused})" if refused else "the servers' logs say why"
-    return (
-        f"{found.missing:,} documents did not reach {store.url}: {why}; what is there is kept, run the same command "
-        "again to ask for them again"
-    )
-
-
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser(
         prog="eagle-plugin data collect",
-        description="Let the target answer the prompts, and its servers store what a draft head learns from meanwhile:\n"
+        description="Let the target answer the prompts, and its servers store meanwhile what a draft head learns from:\n"
         "`data generate` and `data features` in one pass. The servers have the plugin and EAGLE_FEATURES=STORE.",
         epilog=EXAMPLES,
     )

@@ -9,6 +9,7 @@ import argparse
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,9 @@ from eagle_plugin.common.devices import check_device, fast_dtype
 from eagle_plugin.common.file_digests import hash_file
 from eagle_plugin.common.progress import ProgressBars, report_progress
 from eagle_plugin.common.url_credentials import without_credentials
+from eagle_plugin.learning.data.collecting.command import complete, missing_line, store_table
+from eagle_plugin.learning.data.collecting.completion import PATIENCE_S, GrowingStore
+from eagle_plugin.learning.data.generation.run import GenerationSettings
 from eagle_plugin.learning.data.rows import DataError, TokenRow, read_rows
 from eagle_plugin.learning.data.store.extraction import (
     MIN_RESPONSE,
@@ -47,6 +51,7 @@ EXAMPLES = """\
 examples:
   eagle-plugin data features rows.jsonl --target models/llama --store features/
   eagle-plugin data features rows.jsonl --target models/llama --store s3://bucket/features --aux-layers 2,16,29
+  eagle-plugin data features rows.jsonl --target models/llama --store /data/features --endpoint http://127.0.0.1:8000
   torchrun --nproc-per-node 8 -m eagle_plugin.learning.data.extract rows.jsonl --target models/llama --store /nvme/f
 
 After an interruption, or if a shard is lost or damaged, run the same command again: it reads the shards that are
@@ -59,7 +64,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns 0 when every row of this rank is in the store."""
     arguments = _parse(argv)
     with inherit_privacy(arguments.rows):
-        return _extract(arguments)
+        return _ask_servers(arguments) if arguments.endpoint else _extract(arguments)
+
+
+def _ask_servers(arguments: argparse.Namespace) -> int:
+    """Let servers of the target compute the states: each row is a prompt of theirs."""
+    survey_rows(arguments.rows, arguments.max_length, allow_odd_masks=arguments.allow_odd_masks)
+    console = Console(stderr=True)
+    store = GrowingStore(arguments.store, target_folder(arguments.target))
+    settings = GenerationSettings(concurrency=arguments.concurrency, collects=True)
+    rows = partial(read_rows, arguments.rows)
+    found = complete(store, rows, arguments.endpoint, settings, PATIENCE_S, console, given=True)
+    Console().print(store_table(store, found), highlight=False)
+    if found.missing:
+        console.print(missing_line(store, found), highlight=False)
+    return 1 if found.missing else 0
 
 
 def _extract(arguments: argparse.Namespace) -> int:
@@ -203,6 +222,16 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--target", required=True, metavar="DIR", help="folder of the target, or a name of `models list`"
     )
     parser.add_argument("--store", required=True, metavar="URL", help="folder, s3://, gs:// or az:// URL to write to")
+    parser.add_argument(
+        "--endpoint",
+        action="append",
+        metavar="URL",
+        help="a server of the target with the plugin and EAGLE_FEATURES=STORE, which computes the states; repeat it "
+        "for several. The options below are then the server's, but for --concurrency and --allow-odd-masks",
+    )
+    parser.add_argument(
+        "--concurrency", type=positive_number, default=64, help="requests in flight per endpoint (%(default)s)"
+    )
     parser.add_argument(
         "--aux-layers",
         metavar="IDS",

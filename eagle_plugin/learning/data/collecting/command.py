@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+from rich.table import Table
 
 from eagle_plugin.common.progress import ProgressBars, report_progress
 from eagle_plugin.learning.data.collecting.completion import GrowingStore, is_stored
@@ -70,3 +72,27 @@ def complete(
         found.missing = len(missing)
     found.documents, found.removed = store.complete()
     return found
+
+
+def store_table(store: GrowingStore, found: Completed) -> Table:
+    """The counts of the store."""
+    table = Table(show_header=False, box=None)
+    table.add_row("store", escape(store.url))
+    table.add_row("documents", f"{found.wanted - found.missing:,} of {found.wanted:,} rows, {found.documents:,} in all")
+    if found.given:
+        table.add_row("sent as prompt and answer", f"{found.given:,}")
+    if found.short:
+        table.add_row("left out", f"{found.short:,} rows without a response in {store.manifest.max_length:,} tokens")
+    for name in found.removed:
+        table.add_row("damaged", f"{name} was removed, and its documents were collected again")
+    return table
+
+
+def missing_line(store: GrowingStore, found: Completed) -> str:
+    """One sentence on documents that did not reach the store."""
+    refused = next(iter(found.refused.values()), "")
+    why = f"a server refused {len(found.refused):,} of them ({refused})" if refused else "the servers' logs say why"
+    return (
+        f"{found.missing:,} documents did not reach {store.url}: {why}; what is there is kept, run the same command "
+        "again to ask for them again"
+    )

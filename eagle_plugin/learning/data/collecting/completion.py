@@ -1,4 +1,4 @@
-"""Completes a collection: waits until servers have written what they were asked for, and records which shards there are.
+"""Completes a collection: waits until servers have written what they were asked for, and records which shards exist.
 
 Servers write without a plan. The plan that comes after them names all shards, so that a lost one is noticed later.
 """

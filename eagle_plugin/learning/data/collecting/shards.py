@@ -74,9 +74,7 @@ class OpenShards:
         first = 1 + max((int(found[2]) for found in own), default=-1)
         for number in range(first, first + RETRIES):
             try:
-                write_shard(
-                    self._folder, f"shard-{RANK:03d}-{number:06d}.safetensors", documents, self._manifest, plan
-                )
+                write_shard(self._folder, f"shard-{RANK:03d}-{number:06d}.safetensors", documents, self._manifest, plan)
                 break
             except ObjectExists:
                 if number == first + RETRIES - 1:
