@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from eagle_plugin.collect.recorder import Collected
+from eagle_plugin.traffic.frames import Exchange
 
 NOT_FROM_START = "not_from_start"  # reasons why a document is dropped, as the metric names them
 UNFINISHED = "unfinished"
@@ -21,7 +22,7 @@ QUEUE_FULL = "queue_full"
 class Queue(Protocol):
     """What takes finished documents: `recorder.FeatureRecorder`."""
 
-    def offer(self, exchange: object) -> None: ...
+    def offer(self, exchange: Exchange) -> None: ...
 
     def drop(self, reason: str) -> None: ...
 
@@ -142,13 +143,17 @@ class Collector:
             self._copies.append(_Copy(rows._replace(states=states), None))
             self._take()
             return
-        tensors = {"counts": rows.counts, "ids": rows.ids, "positions": rows.positions, "states": states}
-        tensors["following"] = rows.following
-        copied = {name: _to_host(tensor) for name, tensor in tensors.items()}
+        copied = rows._replace(
+            counts=_to_host(rows.counts),
+            ids=_to_host(rows.ids),
+            positions=_to_host(rows.positions),
+            states=_to_host(states),
+            following=_to_host(rows.following),
+        )
         event = torch.Event(states.device)
         event.record()
         with self._changed:
-            self._copies.append(_Copy(rows._replace(**copied), event))
+            self._copies.append(_Copy(copied, event))
             self._changed.notify()
         if self._waiter is None:
             self._waiter = threading.Thread(target=self._wait_for_copies, daemon=True)

@@ -35,7 +35,7 @@ class Collected(NamedTuple):
 
     def frame(self) -> Exchange:
         """The document as it is sent."""
-        facts = {name: getattr(self, name) for name in ("id", "source", "split", "ids", "prompt", "given")}
+        facts = self._asdict() | {"states": list(self.states.shape)}
         data = self.states.contiguous().view(torch.uint8).numpy().tobytes()
         return Exchange(time.time(), json.dumps(facts).encode(), data)
 
@@ -43,10 +43,8 @@ class Collected(NamedTuple):
     def of(cls, frame: Exchange) -> Collected:
         """What `frame` made."""
         facts = json.loads(frame.request)
-        states = torch.frombuffer(bytearray(frame.answer), dtype=torch.bfloat16)
-        most = len(facts["ids"])
-        n = next(n for n in range(most, 0, -1) if len(states) % n == 0)
-        return cls(**facts, states=states.view(n, -1))
+        states = torch.frombuffer(bytearray(frame.answer), dtype=torch.bfloat16).view(facts["states"])
+        return cls(**facts | {"states": states})
 
 
 class FeatureRecorder(WriterProcess):

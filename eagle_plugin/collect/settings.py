@@ -93,8 +93,10 @@ def collect_settings(environment: Mapping[str, str] = os.environ) -> CollectSett
         return None
     if "://" not in url and not os.path.isabs(url):
         raise CollectError(f"{STORE} is {url}, wanted a URL or a folder from the root on: {os.path.abspath(url)}")
-    numbers = {field: _number(name, text) for name, field in _NUMBERS.items() if (text := environment.get(name))}
-    return CollectSettings(url, **numbers, python=environment.get(_PYTHON) or None)
+    given: dict[str, Any] = {
+        field: _number(name, text) for name, field in _NUMBERS.items() if (text := environment.get(name))
+    }
+    return CollectSettings(url, **given, python=environment.get(_PYTHON) or None)
 
 
 def _number(name: str, text: str) -> int:

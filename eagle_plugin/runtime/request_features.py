@@ -36,7 +36,7 @@ def read_features(value: object) -> Features | None:
     name = f"{FIELD}.features"
     if not isinstance(asked, Mapping) or not isinstance(asked.get("id"), str) or not asked["id"]:
         raise RequestError(
-            f'{name} is {shown(asked)}, wanted an object with a document's name: {{\"id\": \"chat-1\"}}'
+            f'{name} is {shown(asked)}, wanted an object with the name of a document: {{"id": "chat-1"}}'
         )
     for key in asked:
         if key not in NAMES:

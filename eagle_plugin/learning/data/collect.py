@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser(
         prog="eagle-plugin data collect",
-        description="Let the target answer the prompts, and its servers store meanwhile what a draft head learns from:\n"
+        description="Let the target answer the prompts, and its servers store what a draft head learns from:\n"
         "`data generate` and `data features` in one pass. The servers have the plugin and EAGLE_FEATURES=STORE.",
         epilog=EXAMPLES,
     )

@@ -31,7 +31,7 @@ class Completed:
     refused: dict[str, str] = field(default_factory=dict)
     missing: int = 0  # that did not reach the store
     documents: int = 0  # in the store
-    removed: list[str] = field(default_factory=list)  # damaged shards
+    lost: list[str] = field(default_factory=list)  # shards that are gone, or were damaged
 
 
 def complete(
@@ -70,7 +70,7 @@ def complete(
             found.refused = asyncio.run(collect_given(missing, urls, settings, longest, console))
             missing = store.wait(rows, told, patience_s)
         found.missing = len(missing)
-    found.documents, found.removed = store.complete()
+    found.documents, found.lost = store.complete()
     return found
 
 
@@ -83,8 +83,8 @@ def store_table(store: GrowingStore, found: Completed) -> Table:
         table.add_row("sent as prompt and answer", f"{found.given:,}")
     if found.short:
         table.add_row("left out", f"{found.short:,} rows without a response in {store.manifest.max_length:,} tokens")
-    for name in found.removed:
-        table.add_row("damaged", f"{name} was removed, and its documents were collected again")
+    for name in found.lost:
+        table.add_row("lost", f"{name} was gone or damaged; those of its documents that are rows were collected again")
     return table
 
 

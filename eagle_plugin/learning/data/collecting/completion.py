@@ -95,31 +95,32 @@ class GrowingStore:
             time.sleep(PAUSE_S)
 
     def complete(self) -> tuple[int, list[str]]:
-        """Record all shards in a plan; how many documents there are, and the damaged shards, which were removed.
+        """Record all shards in a plan; how many documents there are, and the shards that were lost or damaged.
 
         Raises:
             DataError: shards of `data features` are missing or damaged.
         """
-        removed = remove_damaged(self._folder)
+        remove_damaged(self._folder)
         contents = read_contents(self._folder)
         own = _open_plan(contents)
-        if others := {name: reason for name, reason in contents.problems.items() if name != own}:
+        lost = sorted(name for name in contents.problems if _is_own(name))
+        if others := {name: why for name, why in contents.problems.items() if name not in {own, *lost}}:
             name, reason = min(others.items())
             raise DataError(
                 f"{self.url} has {name}, which {reason}: run the `data features` command that made it first, then this "
                 "one again"
             )
-        if own is not None or not contents.plans or removed:
+        if own is not None or not contents.plans or lost:
             create_plan(self._folder, _plan_of(contents))
-        return len(contents.entries), removed
+        return len(contents.entries), lost
 
 
-def remove_damaged(folder: Folder) -> list[str]:
+def remove_damaged(folder: Folder) -> None:
     """Remove damaged shards that servers have written: their documents are collected again."""
-    damaged = [name for name in read_contents(folder).problems if _is_own(name) and name in folder.names()]
-    for name in damaged:
-        folder.remove(name)
-    return damaged
+    contents = read_contents(folder)
+    for name in contents.problems:
+        if _is_own(name) and name in contents.names:
+            folder.remove(name)
 
 
 def _is_own(name: str) -> bool:

@@ -64,7 +64,7 @@ def manifest_of(settings: CollectSettings) -> Manifest:
     assert facts is not None
     served = facts.served
     try:
-        digests = target_digests(served.folder, served.tokenizer, served.chat_template)
+        digests: dict[str, Any] = dict(target_digests(served.folder, served.tokenizer, served.chat_template))
     except (DataError, OSError) as error:
         raise DataError(
             f"{served.folder} is no folder with a config.json that can be read, so nothing would say of which target "
