@@ -196,16 +196,18 @@ def report(
             "bytes_per_token": round(size / max(1, way.tokens), 1),
             **compare(opened[name], reference),
         }
-    texts = {row.id: row.response_ids for row in read_rows(wanted)}
-    same_texts = texts == {row.id: row.response_ids for row in read_rows(found)}
+    responses = {row.id: row.response_ids for row in read_rows(wanted)}
+    same_responses = responses == {row.id: row.response_ids for row in read_rows(found)}
     ratio = ways["collect"].tokens_per_cpu_s / ways["two stages"].tokens_per_cpu_s
-    equal = same_texts and all(one["same_tokens"] and one["largest_difference"] <= LARGEST for one in results.values())
+    equal = same_responses and all(
+        one["same_tokens"] and one["largest_difference"] <= LARGEST for one in results.values()
+    )
     return {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "machine": describe_machine().model_dump(mode="json"),
         "options": {key: str(value) for key, value in vars(options).items()},
         "ways": results,
-        "same_texts": same_texts,
+        "same_responses": same_responses,
         "texts_and_states_equal": equal,
         "collect_over_two_stages": round(ratio, 3),
         "wanted": WANTED,

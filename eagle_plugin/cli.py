@@ -65,6 +65,7 @@ OWN_PARSERS = {
     "train": ("learning.train.command", "train a draft head from a feature store"),
     "eval": ("learning.evaluate.eval_command", "measure the acceptance of draft heads"),
     "export": ("heads.export_command", "rewrite any head as one that both engines load"),
+    "new-head": ("heads.new_command", "an untrained draft head, to collect hidden states with"),
     "demo": ("bench.demo", "serve a real model three ways and print one table"),
     "serve": ("bench.serve", "start a server with the plugin, or a plain one, and keep it running"),
     "bench": ("bench.sweep", "find the best tree shape of a worker on this machine"),

@@ -38,7 +38,7 @@ ENGINES = {
     "families": ("families", "mla", "multimodal", "quantised"),
     "linear layers": ("linear_attention",),
     "scheduling": ("greedy_scheduling", "head_exchange", "prefix_drafts", "windows", "lora"),
-    "requests": ("by_request", "greedy_requests", "head_rows", "lookup", "metrics", "synthetic"),
+    "requests": ("by_request", "features", "greedy_requests", "head_rows", "lookup", "metrics", "synthetic"),
     "ranks": ("tensor_parallel", "expert_parallel", "data_parallel"),
     "self-test": ("selftest",),
     "caches": ("float8_engine", "kv_connectors"),

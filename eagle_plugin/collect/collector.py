@@ -184,7 +184,7 @@ class Collector:
     def _end(self, document: _Open) -> None:
         self._bytes -= sum(part.nbytes for part in document.parts)
         if not document.broken:
-            document.broken = self._hand_over(document)
+            document.broken = self._queue_up(document)
         if document.broken:
             self._queue.drop(document.broken)
 
@@ -224,7 +224,7 @@ class Collector:
         self._bytes -= sum(part.nbytes for part in document.parts)
         document.parts.clear()
 
-    def _hand_over(self, document: _Open) -> str:
+    def _queue_up(self, document: _Open) -> str:
         """Queue a finished document; the reason why it is dropped, "" if it is not."""
         ids = document.all_ids()
         if document.given is not None:

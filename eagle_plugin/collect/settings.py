@@ -74,8 +74,12 @@ class CollectSettings:
         return cls(**values, facts=facts)
 
 
-_NUMBERS = {f"{STORE}_{name.upper()}": name for name in ("max_length", "shard_mib", "queue_mib")}
-_PYTHON = f"{STORE}_PYTHON"
+_NUMBERS = {
+    "EAGLE_FEATURES_MAX_LENGTH": "max_length",
+    "EAGLE_FEATURES_SHARD_MIB": "shard_mib",
+    "EAGLE_FEATURES_QUEUE_MIB": "queue_mib",
+}
+_PYTHON = "EAGLE_FEATURES_PYTHON"
 
 
 def collect_settings(environment: Mapping[str, str] = os.environ) -> CollectSettings | None:

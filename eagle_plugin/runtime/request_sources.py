@@ -1,7 +1,7 @@
 """Reads what one request says of its drafts: whether it has any, and what they come from.
 
 A request says it under the name `FIELD`, as an object {"draft": false} or {"sources": ["head"]}, or as the text
-"draft=off" or "sources=head,lookup", which is the form of a header. `request_features` reads what is said of features.
+"draft=off" or "sources=head,lookup", which is the form of a header. `request_features` reads what it wants stored.
 """
 
 from __future__ import annotations

@@ -79,7 +79,9 @@ CONTRACT: Contract = {
         "set_is_extend_in_batch": "is_extend_in_batch",
     },
     "sglang.srt.layers.dp_attention.DpPaddingMode": attributes("MAX_LEN"),
-    "sglang.srt.managers.schedule_batch.ScheduleBatch": attributes("multimodal_inputs is_extend_in_batch"),
+    "sglang.srt.managers.schedule_batch.ScheduleBatch": attributes(
+        "multimodal_inputs is_extend_in_batch extend_lens prefix_lens"
+    ),
     "sglang.srt.managers.schedule_batch.MultimodalInputs": attributes("mrope_position_delta"),
     "sglang.srt.managers.utils.GenerationBatchResult": attributes(
         "logits_output next_token_ids can_run_cuda_graph speculative_num_draft_tokens speculative_output_stride"
@@ -134,7 +136,11 @@ CONTRACT: Contract = {
     "sglang.srt.managers.schedule_batch.Req": {
         "get_fill_ids": "self",
         "update_finish_state": "self new_accepted_len",
-        **attributes("finished finished_reason finished_len to_finish grammar output_ids sampling_params"),
+        "_compute_max_prefix_len": "self input_len",
+        **attributes(
+            "finished finished_reason finished_len to_finish grammar output_ids sampling_params rid lora_id"
+            " multimodal_inputs input_embeds origin_input_ids tokenizer eos_token_ids"
+        ),
     },
     "sglang.srt.managers.tokenizer_manager.TokenizerManager": {
         "_calculate_spec_decoding_metrics": "self meta_info recv_obj i",
@@ -157,7 +163,10 @@ CONTRACT: Contract = {
         "apply_k_rope": "self positions k",
         **attributes("attn num_kv_heads head_dim use_table_qk_norm_rope"),
     },
-    "sglang.srt.layers.logits_processor.LogitsProcessor": {"_compute_lm_head": "self hidden_states lm_head ..."},
+    "sglang.srt.layers.logits_processor.LogitsProcessor": {
+        "_compute_lm_head": "self hidden_states lm_head ...",
+        "forward": "self input_ids hidden_states ...",
+    },
     "sglang.srt.mem_cache.memory_pool.KVCache": {
         "get_key_buffer": "self layer_id",
         "get_value_buffer": "self layer_id",

@@ -17,7 +17,10 @@ CONTRACT: Contract = {
     "vllm.platforms.cpu.CpuPlatform": {"check_and_update_config": "cls vllm_config"},
     "vllm.sampling_params.SamplingParams": {
         "_validate_spec_decode": "self speculative_config",
-        **attributes("thinking_token_budget extra_args"),
+        **attributes(
+            "thinking_token_budget extra_args skip_reading_prefix_cache stop_token_ids eos_token_id min_tokens"
+            " max_tokens"
+        ),
     },
     "vllm.engine.arg_utils.EngineArgs": {
         "create_speculative_config": "self ...",
@@ -144,8 +147,11 @@ CONTRACT: Contract = {
         " pending_structured_output_tokens num_spec_tokens_to_schedule"
     ),
     "vllm.v1.core.sched.output.NewRequestData": attributes(
-        "req_id block_ids num_computed_tokens prompt_token_ids prefill_token_ids sampling_params"
+        "req_id block_ids num_computed_tokens prompt_token_ids prefill_token_ids sampling_params lora_request"
+        " mm_features"
     ),
+    "vllm.v1.worker.gpu_model_runner.ExecuteModelState": attributes("hidden_states aux_hidden_states"),
+    "vllm.model_executor.models.interfaces.EagleModelMixin": attributes("aux_hidden_state_layers"),
     "vllm.v1.core.sched.output.CachedRequestData": attributes(
         "req_ids resumed_req_ids new_block_ids num_computed_tokens"
     ),

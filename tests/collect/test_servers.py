@@ -26,7 +26,14 @@ pytestmark = [
 ]
 ROOT = Path(__file__).parents[2]
 FLAGS = ("--skip-server-warmup", "--enable-metrics")
-TEXTS = ["Hello", "What is a tree?", "Name three towns", "Why?", "Count to ten in a language of your choice", "Sing"]
+QUESTIONS = [
+    "Hello",
+    "What is a tree?",
+    "Name three towns",
+    "Why?",
+    "Count to ten in a language of your choice",
+    "Sing",
+]
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +51,7 @@ def prompts(folder: Path) -> Path:
     rows = [
         {"id": f"p-{i}", "source": "chat", "split": "val" if i == 3 else "train"}
         | {"messages": [{"role": "user", "content": text}], "sampling": {"temperature": 0.0}}
-        for i, text in enumerate(TEXTS)
+        for i, text in enumerate(QUESTIONS)
     ]
     # Two turns: the second prompt has the first one's tokens, which a prefix cache would have.
     rows[1]["messages"] += [{"role": "assistant", "content": "."}, {"role": "user", "content": "And a wood?"}]
@@ -112,15 +119,24 @@ def test_one_pass_stores_what_two_stages_do(
     assert generate.main(options(server, prompts, tmp_path / "plain.jsonl")) == 0
     assert run(server, prompts, target, store, tmp_path / "rows.jsonl") == 0
     rows = {row.id: row for row in read_rows(tmp_path / "rows.jsonl")}
-    assert rows == {row.id: row for row in read_rows(tmp_path / "plain.jsonl")} and len(rows) == len(TEXTS) + 1
+    assert rows == {row.id: row for row in read_rows(tmp_path / "plain.jsonl")} and len(rows) == len(QUESTIONS) + 1
     found, wanted = FeatureStore(store), reference(tmp_path / "rows.jsonl", target, tmp_path / "reference")
     worst = differences(found, wanted)
     assert max(worst.values()) <= 2**-7, worst  # two neighbours in bfloat16
     assert min(differences(found, wanted, shift=1).values()) > 0.2, "the comparison does not see a shift by one token"
-    # The same command again finds everything done.
+    # The same command again finds everything done; what is lost is collected again, of the same responses.
     assert run(server, prompts, target, store, tmp_path / "rows.jsonl") == 0
-    assert len(list(read_rows(tmp_path / "rows.jsonl"))) == len(rows)
     assert len(FeatureStore(store).entries) == len(rows)
+    lost = sorted(store.glob("shard-*"))[0]
+    lost.unlink()
+    with pytest.raises(DataError, match=f"{lost.name} is missing"):
+        FeatureStore(store)
+    assert run(server, prompts, target, store, tmp_path / "rows.jsonl", "--patience", "2") == 0
+    again = FeatureStore(store)
+    assert (
+        {entry.id for entry in again.entries} == rows.keys() == {row.id for row in read_rows(tmp_path / "rows.jsonl")}
+    )
+    assert any(again.read(entry).last[-1].any() for entry in again.entries), "a prefill knows the last state"
 
 
 @pytest.mark.parametrize("engine", ["sglang", "vllm"])

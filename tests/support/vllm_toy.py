@@ -176,7 +176,9 @@ class ToyRunner:
         tables = {name: slot_table(blocks[requests], BLOCK, longest) for name, blocks in BLOCKS.items()}
         slots = torch.zeros(0, dtype=torch.int64)
         layers = {name: TreeMetadata(batch.rows(), table, slots) for name, table in tables.items()}
-        runner._state = StepState(batch, names, np.zeros(len(names), dtype=bool), [], np.zeros(len(names), dtype=bool), layers=layers)
+        runner._state = StepState(
+            batch, names, np.zeros(len(names), dtype=bool), [], np.zeros(len(names), dtype=bool), layers=layers
+        )
         if runner._step is not None:
             runner._step.begin(batch, layers)
 

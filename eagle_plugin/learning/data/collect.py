@@ -45,6 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         timeout_s=options.timeout,
         model=options.model,
         collects=True,
+        drafts=not options.no_drafts,
     )
     store = GrowingStore(options.store, target)
     with inherit_privacy(options.prompts), Journal(options.out) as journal:
@@ -85,6 +86,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--concurrency", type=positive_number, default=64, help="requests in flight per endpoint (%(default)s)"
     )
+    parser.add_argument("--no-drafts", action="store_true", help="plain rounds, for a server with an untrained head")
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds per request (default: %(default)s)")
     parser.add_argument(
         "--patience",

@@ -14,9 +14,9 @@ from accident_kinds import full_disk
 from rich.console import Console
 from token_endpoint import EOS, TokenEndpoint, answer_body, token_ids
 
+from eagle_plugin.learning.data.answer_faults import is_looping
 from eagle_plugin.learning.data.generate import main
 from eagle_plugin.learning.data.generation.journal import Journal
-from eagle_plugin.learning.data.answer_faults import is_looping
 from eagle_plugin.learning.data.generation.rollout import assign_temperature
 from eagle_plugin.learning.data.generation.run import GenerationSettings, generate
 from eagle_plugin.learning.data.rows import DataError, read_rows

@@ -16,6 +16,8 @@ from vllm.inputs import TokensPrompt
 from vllm_engines import engine, rounds, runner
 from vllm_greedy import GreedyModels, make_prompts, write_models
 
+from eagle_plugin.heads import new_command
+from eagle_plugin.learning.data.answer_faults import answer_fault
 from eagle_plugin.learning.data.store.contents import read_contents
 from eagle_plugin.learning.data.store.features import Taps, load_target
 from eagle_plugin.learning.data.store.objects import open_folder
@@ -49,14 +51,17 @@ def ask(llm: LLM, prompts: Sequence[list[int]], **field: Any) -> list[list[int]]
     return [list(answer.outputs[0].token_ids) for answer in answers]
 
 
-def stored(llm: LLM, store: Path, count: int) -> dict[str, Document]:
-    """The documents of a store, when there are so many."""
-    recorder, end = runner(llm)._features._collector._queue, time.monotonic() + 60
-    while sum(recorder.totals()[name] for name in ("documents", "dropped:too_short", "dropped:looping")) < count:
-        assert time.monotonic() < end, recorder.totals()
-        time.sleep(0.05)
-    folder = open_folder(store)
-    contents = read_contents(folder)
+def stored(store: Path, answers: Sequence[list[int]], shards: int = 1) -> dict[str, Document]:
+    """The documents of a store, when those of all answers that are kept are there, and so many shards."""
+    wanted = {f"doc-{i}" for i, answer in enumerate(answers) if answer_fault(answer) is None}
+    folder, end = open_folder(store), time.monotonic() + 60
+    assert len(wanted) > len(answers) // 2
+    while True:
+        contents = read_contents(folder)
+        if {entry.id for entry in contents.entries} == wanted and len(contents.shards) >= shards:
+            break
+        assert time.monotonic() < end, (wanted, contents)
+        time.sleep(0.1)
     found = {}
     for entry in contents.entries:
         size = Layout.of(contents.manifest, entry.length).size
@@ -64,12 +69,12 @@ def stored(llm: LLM, store: Path, count: int) -> dict[str, Document]:
     return found
 
 
-def check_states(documents: dict[str, Document], texts: dict[str, list[int]], target: Path) -> None:
+def check_states(documents: dict[str, Document], sequences: dict[str, list[int]], target: Path) -> None:
     """Compare with what transformers compute for the same tokens."""
-    assert documents and documents.keys() <= texts.keys()
+    assert documents and documents.keys() <= sequences.keys()
     with Taps(load_target(target, torch.float32), (2, 3, 4)) as taps:
         for name, document in documents.items():
-            assert document.ids.tolist() == texts[name]
+            assert document.ids.tolist() == sequences[name]
             assert document.mask.sum() == TOKENS and bool(document.mask[-TOKENS:].all())
             aux, last = taps.run(document.ids[None], [len(document.ids)])
             assert aux is not None and document.aux is not None
@@ -112,27 +117,24 @@ def test_the_states_are_those_of_the_reference(
         ) as llm,
     ):
         answers = ask(llm, PROMPTS)
-        texts = {f"doc-{i}": [*PROMPTS[i], *answer] for i, answer in enumerate(answers)}
-        documents = stored(llm, tmp_path / "store", len(PROMPTS))
-        # Of `looping` answers, which the store leaves out, this target gives few.
-        assert len(documents) > len(PROMPTS) // 2
-        check_states(documents, texts, models.target)
+        sequences = {f"doc-{i}": [*PROMPTS[i], *answer] for i, answer in enumerate(answers)}
+        check_states(stored(tmp_path / "store", answers), sequences, models.target)
         found = rounds(llm)
         assert found.tokens > 1.3 * found.count > 0, "no paths of several tokens were tried"
         if graphs:
             assert runner(llm)._step.functions.replays > 10
         if policy == "random" and asynchronous and "max_num_batched_tokens" in options:
-            with monkeypatch.context() as patch, pytest.raises(AssertionError):
-                step = StepFeatures.step
+            step = StepFeatures.step
 
-                def shifted(self: Any, state: Any, ids: Any, positions: Any, parts: Any, last: Any) -> None:
-                    step(self, state, ids, positions, [part.roll(1, 0) for part in parts], last)
+            def shifted(self: Any, state: Any, ids: Any, positions: Any, parts: Any, last: Any) -> None:
+                step(self, state, ids, positions, [part.roll(1, 0) for part in parts], last)
 
+            with monkeypatch.context() as patch:
                 patch.setattr(StepFeatures, "step", shifted)
-                again = ask(llm, PROMPTS[:2], source="shifted")
-                assert again == answers[:2]
-                (tmp_path / "store/shard-999-000000.safetensors").unlink()
-                check_states(stored(llm, tmp_path / "store", len(PROMPTS) + 2), texts, models.target)
+                before = [path.unlink() for path in (tmp_path / "store").glob("shard-*")]
+                assert before and ask(llm, PROMPTS) == answers
+            with pytest.raises(AssertionError, match="Tensor-likes are not close"):
+                check_states(stored(tmp_path / "store", answers), sequences, models.target)
 
 
 def test_a_server_without_a_head_is_refused(
@@ -144,3 +146,26 @@ def test_a_server_without_a_head_is_refused(
     monkeypatch.setenv("EAGLE_FEATURES", "store")
     with pytest.raises(StartRefused, match="EAGLE_FEATURES is store, wanted a URL or a folder from the root on"):
         LLM(str(models.target), max_model_len=64)
+
+
+@pytest.mark.matrix
+def test_an_untrained_head_will_do(models: GreedyModels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`eagle-plugin new-head`, in plain rounds: the states that any head gets, of the layers that it names."""
+    head = tmp_path / "head"
+    command = [str(models.target), str(head), "--kind", "eagle3", "--dtype", "float32", "--aux-layers", "2,3,4"]
+    assert new_command.main(command) == 0
+    monkeypatch.setenv("EAGLE_FEATURES", str(tmp_path / "store"))
+    with engine(models.target, head, **TREES) as llm:
+        answers = ask(llm, PROMPTS, draft=False)
+        sequences = {f"doc-{i}": [*PROMPTS[i], *answer] for i, answer in enumerate(answers)}
+        check_states(stored(tmp_path / "store", answers), sequences, models.target)
+        assert rounds(llm).count == 0
+
+
+@pytest.mark.matrix
+def test_two_ranks_store_what_one_does(models: GreedyModels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EAGLE_FEATURES", str(tmp_path / "store"))
+    with engine(models.target, models.heads["reduced"], **TREES, tensor_parallel_size=2) as llm:
+        answers = ask(llm, PROMPTS)
+        sequences = {f"doc-{i}": [*PROMPTS[i], *answer] for i, answer in enumerate(answers)}
+        check_states(stored(tmp_path / "store", answers), sequences, models.target)

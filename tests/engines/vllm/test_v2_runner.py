@@ -33,6 +33,7 @@ def test_requests_with_different_drafts(tmp_path: Path) -> None:
         ("greedy", ""),
         ("greedy_scheduling", ""),
         ("prefix_drafts", ""),
+        ("features", "reference and not shift"),
         ("tensor_parallel", "text_of_two_ranks or walked_alike"),
         ("grammar", "not fewer_rounds and not noticed"),  # which replace methods of the V1 runner
     ],

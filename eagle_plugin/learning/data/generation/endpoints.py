@@ -23,13 +23,16 @@ _MISDIRECTED = (401, 403, 404, 405)  # the URL or the model name is wrong, not t
 FIELD, COLLECTS_HEADER = "eagle_plugin", "x-eagle-features"  # of a request, and of an answer whose states are stored
 
 
-def asking_for_features(id: str, source: str, split: str, given: int | None = None) -> dict[str, Any]:
+def asking_for_features(
+    id: str, source: str, split: str, given: int | None = None, drafts: bool = True
+) -> dict[str, Any]:
     """What a request has for the server to store its hidden states as a document (docs/serving.md).
 
-    given: tokens of the prompt before an answer that is given with it.
+    given: tokens of the prompt before an answer that is given with it. drafts: whether it has drafts.
     """
     features: dict[str, Any] = {"id": id, "source": source, "split": split}
-    return {FIELD: {"features": features if given is None else features | {"given": given}}}
+    features |= {} if given is None else {"given": given}
+    return {FIELD: {"features": features, **({} if drafts else {"draft": False})}}
 
 
 class RequestRefused(Exception):

@@ -60,12 +60,13 @@ async def run_rollout(
     max_tokens: int,
     is_private: Callable[[str], bool] | None = None,
     collects: bool = False,
+    drafts: bool = True,
 ) -> Rollout:
     """Ask for every turn of the prompt in order, and keep the answers that pass the checks.
 
     Recorded assistant turns are replaced by answers of the target. The conversation ends early with a `SkippedTurn` if
     an answer is refused, too short, looping or private, or calls a tool for which no result was recorded. collects: the
-    server is asked to store the hidden states of each answer under the id of its row.
+    server is asked to store the hidden states of each answer under the id of its row; drafts: and to draft meanwhile.
 
     Raises:
         EndpointDead: another endpoint must be asked.
@@ -99,7 +100,8 @@ async def run_rollout(
         """The sampling of the next turn, and what it becomes."""
         if not collects:
             return sampling
-        return sampling | asking_for_features(turn_id(prompt.id, len(rows)), prompt.source, prompt.split)
+        name = turn_id(prompt.id, len(rows))
+        return sampling | asking_for_features(name, prompt.source, prompt.split, drafts=drafts)
 
     try:
         if not prompt.messages:

@@ -41,6 +41,7 @@ class GenerationSettings:
     is_private: Callable[[str], bool] | None = None  # answers for which it returns true are dropped
     first_pause_s: float = FIRST_PAUSE_S
     collects: bool = False  # whether the servers store the hidden states of the answers
+    drafts: bool = True  # whether they draft then
 
 
 @dataclass
@@ -143,6 +144,7 @@ async def generate(
                             max_tokens=settings.max_tokens,
                             is_private=settings.is_private,
                             collects=settings.collects,
+                            drafts=settings.drafts,
                         )
                     except EndpointDead as error:
                         queue.give_back(prompt, temperature)
