@@ -9,6 +9,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import bigram_models
 import pytest
 import torch
 from vllm import LLM, SamplingParams
@@ -37,13 +38,13 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> GreedyModels:
     return write_models(tmp_path_factory.mktemp("features"), PROMPTS)
 
 
-def ask(llm: LLM, prompts: Sequence[list[int]], **field: Any) -> list[list[int]]:
+def ask(llm: LLM, prompts: Sequence[list[int]], **more: Any) -> list[list[int]]:
     settings = [
         SamplingParams(
             temperature=0,
             max_tokens=TOKENS,
             ignore_eos=True,
-            extra_args={"eagle_plugin": json.dumps({"features": {"id": f"doc-{i}", "source": "test"} | field})},
+            extra_args={"eagle_plugin": json.dumps({"features": {"id": f"doc-{i}", "source": "test"}} | more)},
         )
         for i in range(len(prompts))
     ]
@@ -69,10 +70,12 @@ def stored(store: Path, answers: Sequence[list[int]], shards: int = 1) -> dict[s
     return found
 
 
-def check_states(documents: dict[str, Document], sequences: dict[str, list[int]], target: Path) -> None:
+def check_states(
+    documents: dict[str, Document], sequences: dict[str, list[int]], target: Path, layers: Sequence[int] = (2, 3, 4)
+) -> None:
     """Compare with what transformers compute for the same tokens."""
     assert documents and documents.keys() <= sequences.keys()
-    with Taps(load_target(target, torch.float32), (2, 3, 4)) as taps:
+    with Taps(load_target(target, torch.float32), layers) as taps:
         for name, document in documents.items():
             assert document.ids.tolist() == sequences[name]
             assert document.mask.sum() == TOKENS and bool(document.mask[-TOKENS:].all())
@@ -163,9 +166,14 @@ def test_an_untrained_head_will_do(models: GreedyModels, tmp_path: Path, monkeyp
 
 
 @pytest.mark.matrix
-def test_two_ranks_store_what_one_does(models: GreedyModels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_ranks_store_what_one_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = bigram_models.bigram_target(tmp_path / "target", heads=10, noise=0.02)  # heads that two ranks divide
+    head = bigram_models.bigram_eagle3_head(tmp_path / "head", target, wrong=0.3)
+    spoken = bigram_models.spoken(target)
+    prompts = [spoken[i : i + 4 + 2 * i] for i in range(6)]
     monkeypatch.setenv("EAGLE_FEATURES", str(tmp_path / "store"))
-    with engine(models.target, models.heads["reduced"], **TREES, tensor_parallel_size=2) as llm:
-        answers = ask(llm, PROMPTS)
-        sequences = {f"doc-{i}": [*PROMPTS[i], *answer] for i, answer in enumerate(answers)}
-        check_states(stored(tmp_path / "store", answers), sequences, models.target)
+    with engine(target, head, **TREES, tensor_parallel_size=2) as llm:
+        answers = ask(llm, prompts)
+        sequences = {f"doc-{i}": [*prompts[i], *answer] for i, answer in enumerate(answers)}
+        layers = read_contents(open_folder(tmp_path / "store")).manifest.aux_layers
+        check_states(stored(tmp_path / "store", answers), sequences, target, layers)

@@ -119,7 +119,7 @@ def remove_damaged(folder: Folder) -> None:
     """Remove damaged shards that servers have written: their documents are collected again."""
     contents = read_contents(folder)
     for name in contents.problems:
-        if _is_own(name) and name in contents.names:
+        if _is_own(name) and name in contents.names - contents.shards.keys():
             folder.remove(name)
 
 
