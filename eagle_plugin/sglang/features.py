@@ -18,12 +18,14 @@ from torch import Tensor
 from eagle_plugin.collect.collector import Collector, Ending, StepRows
 from eagle_plugin.collect.metrics import FeatureMetrics
 from eagle_plugin.collect.recorder import FeatureRecorder
-from eagle_plugin.collect.settings import STORE, CollectError, StatesFacts, collect_settings
+from eagle_plugin.collect.settings import CollectError, StatesFacts, collect_settings
 from eagle_plugin.core.verify import Accepted
 from eagle_plugin.heads.aux_layers import captured_layers
 from eagle_plugin.runtime.accept import accepted_rows
+from eagle_plugin.runtime.collect_start import check_collecting
 from eagle_plugin.runtime.host_to_device import to_device
 from eagle_plugin.runtime.request_features import asked_features
+from eagle_plugin.runtime.startup import StartRefused
 from eagle_plugin.sglang.batch import RoundBatch
 from eagle_plugin.sglang.ranks import rank_logger
 from eagle_plugin.traffic.served import ServedTarget
@@ -141,11 +143,11 @@ def _stops_of(request: Any) -> frozenset[int]:
 
 
 def last_states(model: Any) -> LastStates | None:
-    """What keeps the last states of a target; None where nothing is collected. Raises CollectError."""
+    """What keeps the last states of a target; None where nothing is collected. Raises StartRefused."""
     if collect_settings() is None:
         return None
     if get_parallel().attn_dp_size > 1:
-        raise CollectError(f"{STORE} is set, and states are not stored with --enable-dp-attention; unset one of them")
+        check_collecting(["it has --enable-dp-attention"])
     return LastStates(model)
 
 
@@ -153,8 +155,15 @@ def worker_features(worker: Any, last: LastStates | None) -> WorkerFeatures | No
     """What collects the states of a worker; None where nothing is collected, or another rank writes.
 
     Raises:
-        CollectError: the settings are wrong, or the store is of another target.
+        StartRefused: the settings are wrong, or the store is of another target.
     """
+    try:
+        return _worker_features(worker, last)
+    except CollectError as error:
+        raise StartRefused(error) from None
+
+
+def _worker_features(worker: Any, last: LastStates | None) -> WorkerFeatures | None:
     settings = collect_settings()
     if settings is None or last is None:
         return None

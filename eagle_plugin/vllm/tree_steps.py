@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from vllm.distributed.parallel_state import get_tp_group
 
+from eagle_plugin.collect.settings import CollectError
 from eagle_plugin.core.shape import PLAIN, Shape
 from eagle_plugin.kernels import loader
 from eagle_plugin.policy.chooser import policy_mode
@@ -22,7 +23,7 @@ from eagle_plugin.runtime.draft_clock import DraftClock
 from eagle_plugin.runtime.head_mailbox import HeadMailbox
 from eagle_plugin.runtime.request_limits import Limits
 from eagle_plugin.runtime.round import Drafts
-from eagle_plugin.runtime.startup import plugin_serves
+from eagle_plugin.runtime.startup import StartRefused, plugin_serves
 from eagle_plugin.vllm.batch import DraftStore, RoundBatch, root_drafts
 from eagle_plugin.vllm.capture import captured_steps
 from eagle_plugin.vllm.decode_step import DecodeStep, side_by_side
@@ -115,8 +116,15 @@ class TreeSteps:
         self._mailbox = mailbox_of(self, self._logger)
 
     def open_features(self) -> None:
-        """Store the states of requests that ask for it from now on, if ``EAGLE_FEATURES`` names a store."""
-        self._features = step_features(self)
+        """Store the states of requests that ask for it from now on, if ``EAGLE_FEATURES`` names a store.
+
+        Raises:
+            StartRefused: they cannot be stored there.
+        """
+        try:
+            self._features = step_features(self)
+        except CollectError as error:
+            raise StartRefused(error) from None
 
     def choose_by_costs(self) -> None:
         """Let the policy choose the shapes from now on, if it is asked for; the caches must be there, unused."""

@@ -6,13 +6,14 @@ import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import bigram_models
 import httpx
 import pytest
 import tiny_models
 import torch
-from serving import VLLM_PYTHON, serving, tiny_spec, vllm_spec
+from serving import GRAPHS, VLLM_PYTHON, serving, tiny_spec, vllm_spec
 from training_runs import recipe, run_training
 
 from eagle_plugin.bench.servers import Server
@@ -26,6 +27,7 @@ pytestmark = [
     pytest.mark.skipif(not VLLM_PYTHON.exists(), reason="there is no .venv-vllm; make it with `make env-vllm`"),
 ]
 ROOT = Path(__file__).parents[2]
+MATRIX = pytest.mark.matrix
 FLAGS = ("--skip-server-warmup", "--enable-metrics")
 QUESTIONS = [
     "Hello",
@@ -44,7 +46,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def target(folder: Path) -> Path:
-    return tiny_models.tiny_llama(folder / "target", head_dim=32)
+    """One whose head is right in most rounds: paths of several tokens are stored."""
+    return bigram_models.bigram_target(folder / "target", noise=0.02)
 
 
 @pytest.fixture(scope="module")
@@ -61,21 +64,25 @@ def prompts(folder: Path) -> Path:
     return path
 
 
+class Served(NamedTuple):
+    server: Server
+    store: Path
+
+
 @pytest.fixture(scope="module")
-def servers(folder: Path, target: Path) -> Iterator[dict[str, tuple[Server, Path]]]:
-    """By engine, with the folder of its store."""
-    head = tiny_models.tiny_eagle3_head(folder / "head", target)
-    stores = {engine: folder / f"of-{engine}" for engine in ("sglang", "vllm")}
-
-    def environment(engine: str, **more: str) -> dict[str, str]:
-        return {"EAGLE_PLUGIN": "1", "EAGLE_POLICY": "random", "EAGLE_FEATURES": str(stores[engine]), **more}
-
-    specs = [
-        tiny_spec(target, head, extra_flags=FLAGS, environment=environment("sglang")),
-        vllm_spec(target, head, environment=environment("vllm", PYTHONPATH=str(ROOT))),
-    ]
-    with serving(specs, folder / "logs") as running:
-        yield {engine: (server, stores[engine]) for engine, server in zip(("sglang", "vllm"), running, strict=True)}
+def served(request: pytest.FixtureRequest, folder: Path, target: Path) -> Iterator[Served]:
+    """The server of one engine, and the store that it writes to."""
+    engine = request.param
+    head = bigram_models.bigram_eagle3_head(folder / f"head-{engine}", target, wrong=0.3)
+    store = folder / f"of-{engine}"
+    environment = {"EAGLE_PLUGIN": "1", "EAGLE_POLICY": "random", "EAGLE_FEATURES": str(store)}
+    if engine == "vllm":
+        spec = vllm_spec(target, head, environment=environment | {"PYTHONPATH": str(ROOT)})
+    else:
+        more = GRAPHS if engine == "sglang graphs" else {}
+        spec = tiny_spec(target, head, extra_flags=FLAGS, environment=environment | more)
+    with serving([spec], folder / f"logs-{engine}") as (server,):
+        yield Served(server, store)
 
 
 def options(server: Server, prompts: Path, out: Path) -> list[str]:
@@ -112,11 +119,11 @@ def differences(found: FeatureStore, wanted: FeatureStore, shift: int = 0) -> di
     return worst
 
 
-@pytest.mark.parametrize("engine", ["sglang", "vllm"])
-def test_one_pass_stores_what_two_stages_do(
-    engine: str, servers: dict[str, tuple[Server, Path]], prompts: Path, target: Path, tmp_path: Path
-) -> None:
-    server, store = servers[engine]
+@pytest.mark.parametrize(
+    "served", ["sglang", pytest.param("sglang graphs", marks=MATRIX), pytest.param("vllm", marks=MATRIX)], indirect=True
+)
+def test_one_pass_stores_what_two_stages_do(served: Served, prompts: Path, target: Path, tmp_path: Path) -> None:
+    server, store = served
     assert generate.main(options(server, prompts, tmp_path / "plain.jsonl")) == 0
     assert run(server, prompts, target, store, tmp_path / "rows.jsonl") == 0
     rows = {row.id: row for row in read_rows(tmp_path / "rows.jsonl")}
@@ -125,6 +132,7 @@ def test_one_pass_stores_what_two_stages_do(
     worst = differences(found, wanted)
     assert max(worst.values()) <= 2**-7, worst  # two neighbours in bfloat16
     assert min(differences(found, wanted, shift=1).values()) > 0.2, "the comparison does not see a shift by one token"
+    assert counted(server, "accepted_tokens") > 30, "no paths of several tokens were tried"
     values = recipe(target, store) | {"budget": {"updates": 3}}
     assert (run_training(tmp_path, "head", values) / "head/model.safetensors").is_file()
     # The same command again finds everything done; what is lost is collected again, of the same responses.
@@ -142,12 +150,11 @@ def test_one_pass_stores_what_two_stages_do(
     assert any(again.read(entry).last[-1].any() for entry in again.entries), "a prefill knows the last state"
 
 
-@pytest.mark.parametrize("engine", ["sglang", "vllm"])
-def test_given_answers_are_one_prefill(
-    engine: str, servers: dict[str, tuple[Server, Path]], target: Path, tmp_path: Path
-) -> None:
+@MATRIX
+@pytest.mark.parametrize("served", ["sglang", "vllm"], indirect=True)
+def test_given_answers_are_one_prefill(served: Served, target: Path, tmp_path: Path) -> None:
     """`data features --endpoint`: the states of all tokens, the last one's too, and no document twice."""
-    server, store = servers[engine]
+    server, store = served
     before = {entry.id for entry in FeatureStore(store).entries}
     rows = [
         TokenRow(f"given-{i}", "chat", [5 + i, 9, *range(40, 50 + i)], [*range(60, 75), 7, i], "recorded")
@@ -169,29 +176,30 @@ def test_given_answers_are_one_prefill(
             torch.testing.assert_close(one.aux, other.aux, atol=2**-7, rtol=2**-7)
 
 
-def counted(server: Server) -> dict[str, float]:
-    """Our metrics of features, by name."""
-    found = {}
+def counted(server: Server, name: str) -> float:
+    """One of our counters, `name` with its reason if it has one; 0 where it is not there yet."""
+    name, _, reason = name.partition(" ")
     for line in httpx.get(f"{server.url}/metrics", trust_env=False).text.splitlines():
-        if line.startswith("eagle_plugin:features_"):
-            name, _, rest = line.removeprefix("eagle_plugin:features_").partition("_total{")
-            reason = rest.partition('reason="')[2].partition('"')[0]
-            found[f"{name} {reason}".strip()] = float(line.rsplit(" ", 1)[1])
-    return found
+        if line.startswith(f"eagle_plugin:{name}_total") and (not reason or f'reason="{reason}"' in line):
+            return float(line.rsplit(" ", 1)[1])
+    return 0.0
 
 
-@pytest.mark.parametrize("engine", ["sglang", "vllm"])
-def test_what_is_stored_and_dropped_is_counted(engine: str, servers: dict[str, tuple[Server, Path]]) -> None:
-    server, store = servers[engine]
+@MATRIX
+@pytest.mark.parametrize("served", ["sglang", "vllm"], indirect=True)
+def test_what_is_stored_and_dropped_is_counted(served: Served) -> None:
+    server, store = served
     ask(server, {"features": {"id": "too-short"}}, 3)
     end = time.monotonic() + 60
     entries = FeatureStore(store).entries
-    # Beside this one the first requests of the commands above, which say whether a server stores anything.
-    while counted(server).get("dropped too_short", 0) < 4 or counted(server).get("documents", 0) < len(entries):
-        assert time.monotonic() < end, counted(server)
-        time.sleep(0.3)
     assert len(entries) > 8 and "too-short" not in {entry.id for entry in entries}
-    assert counted(server)["tokens"] >= sum(entry.length for entry in entries)  # the lost shard's were counted as well
+    # Beside this one the first requests of the commands above, which say whether a server stores anything. What was
+    # lost was counted as well.
+    wanted = {"features_dropped too_short": 4, "features_documents": len(entries)}
+    wanted["features_tokens"] = sum(entry.length for entry in entries)
+    while missing := {name: counted(server, name) for name, least in wanted.items() if counted(server, name) < least}:
+        assert time.monotonic() < end, missing
+        time.sleep(0.3)
 
 
 def ask(server: Server, field: dict[str, Any], tokens: int) -> httpx.Response:
@@ -200,11 +208,10 @@ def ask(server: Server, field: dict[str, Any], tokens: int) -> httpx.Response:
     return httpx.post(f"{server.url}/v1/completions", json=body, timeout=600, trust_env=False)
 
 
-@pytest.mark.parametrize("engine", ["sglang", "vllm"])
-def test_wrong_requests_and_stores_are_refused(
-    engine: str, servers: dict[str, tuple[Server, Path]], prompts: Path, target: Path, tmp_path: Path
-) -> None:
-    server, store = servers[engine]
+@MATRIX
+@pytest.mark.parametrize("served", ["sglang", "vllm"], indirect=True)
+def test_wrong_requests_and_stores_are_refused(served: Served, prompts: Path, target: Path, tmp_path: Path) -> None:
+    server, store = served
     answer = ask(server, {"features": {"name": "x"}}, 3)
     assert answer.status_code == 400 and "eagle_plugin.features is" in answer.json()["error"]["message"]
     with pytest.raises(DataError, match="no server writes into .*empty.* start one with EAGLE_FEATURES="):
