@@ -215,16 +215,13 @@ class V2TreeModelRunner(TreeSteps, GPUModelRunner):
             self._draws = slots, draws_of(self.sampler, input_batch)
         return self._draws[1]
 
-    def draft(self, input_batch: Any, next_tokens: Tensor, parts: list[Tensor], last: Tensor) -> Tensor:
+    def draft(self, input_batch: Any, next_tokens: Tensor, parts: list[Tensor]) -> Tensor:
         """Draft the next trees of the batch; returns their tokens [b, W - 1].
 
-        next_tokens [b]: the token after each request's last row; parts: the target's states of all query rows, which
-        the head reads; last: those that lm_head reads.
+        next_tokens [b]: the token after each request's last row; parts: the target's states of all query rows.
         """
         state, n = self._state, input_batch.num_tokens
         assert state is not None
-        if self._features is not None:
-            self._features.step(state, input_batch.input_ids, input_batch.positions, parts, last)
         if int(input_batch.seq_lens_cpu_upper_bound.max()) + self.num_speculative_steps > self._longest:
             self._store.forget(state.names)  # as the engine's own V1 runner does: the head may have no such positions
             self._drafted = 0
@@ -234,6 +231,11 @@ class V2TreeModelRunner(TreeSteps, GPUModelRunner):
         tokens = self._draft(state, next_tokens, ids, positions, [part[:n] for part in parts], firsts)
         self._drafted = tokens.shape[1]
         return tokens
+
+    def keep_states(self, input_batch: Any, parts: list[Tensor], last: Tensor) -> None:
+        """Take the states of a step for requests that want them stored; parts and last as of `StepFeatures.step`."""
+        if self._features is not None and self._state is not None:
+            self._features.step(self._state, input_batch.input_ids, input_batch.positions, parts, last)
 
     def take_draft_token_ids(self) -> DraftTokenIds | None:
         """The drafts for the scheduler, with the links of the trees whose grammar it follows."""

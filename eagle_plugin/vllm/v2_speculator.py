@@ -67,7 +67,8 @@ class TreeSpeculator(HeadForwards, DraftModelSpeculator):
             return self.draft_tokens[: input_batch.num_reqs]
         slots = input_batch.idx_mapping
         next_tokens = torch.where(num_sampled > 0, last_sampled[slots, 0], next_prefill_tokens[0, slots].long())
-        drafted = self._runner.draft(input_batch, next_tokens, parts, last_hidden_states)
+        self._runner.keep_states(input_batch, parts, last_hidden_states)
+        drafted = self._runner.draft(input_batch, next_tokens, parts)
         found = self.draft_tokens[: len(drafted)]  # the engine writes into what it gets: not a part of the tree
         found.zero_()
         found[:, : drafted.shape[1]] = drafted
