@@ -35,6 +35,11 @@ def asking_for_features(
     return {FIELD: {"features": features, **({} if drafts else {"draft": False})}}
 
 
+def stores_states(response: httpx.Response) -> bool:
+    """Whether a server says that it stores the hidden states of what it has answered."""
+    return response.headers.get(COLLECTS_HEADER) == "on"
+
+
 class RequestRefused(Exception):
     """The server answers other requests but not this one; the message is the reason."""
 
@@ -144,7 +149,7 @@ class TargetEndpoint:
                 raise EndpointDead(describe_failure(response))
             if response.is_error:
                 raise RequestRefused(describe_failure(response), final=True)
-            if self.collects and response.headers.get(COLLECTS_HEADER) != "on":
+            if self.collects and not stores_states(response):
                 raise EndpointDead(
                     "it does not store hidden states: wanted a server with eagle-plugin, started with EAGLE_FEATURES"
                 )

@@ -15,8 +15,8 @@ from eagle_plugin.learning.data.store.shards import Entry, Shard, ShardDamage, r
 
 SHARD_NAME = re.compile(r"shard-(\d{3,})-(\d{6,})\.safetensors")
 REPAIR = (
-    "run the same `eagle-plugin data features` command again, or `data collect`: it extracts exactly what is missing or "
-    "damaged"
+    "run the same `eagle-plugin data features` command again, or `data collect`: it extracts exactly what is missing "
+    "or damaged"
 )
 HEADERS = 16  # read at the same time: a remote store needs one round trip per header
 
