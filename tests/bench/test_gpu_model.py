@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from benchmarks.gpu import model_speed, training
+from benchmarks.gpu import model_rows, model_speed, training
 from benchmarks.gpu.engine_text import SERVES
 from benchmarks.gpu.model_cases import (
     CAPTURED_ROWS,
@@ -30,7 +30,8 @@ from benchmarks.gpu.model_cases import (
     vllm_arguments,
 )
 from benchmarks.gpu.model_process import EngineProcess, started
-from benchmarks.gpu.model_speed import FLOAT32, Measured
+from benchmarks.gpu.model_rows import Measured
+from benchmarks.gpu.model_speed import FLOAT32
 from benchmarks.gpu.steps import Setting, StepError
 from eagle_plugin.learning.train.attention import Packing
 
@@ -121,15 +122,15 @@ def test_rows_and_sentences() -> None:
     found = model_speed.ask_in_groups(engine, [[1], [2]], Measured("plugin", 0.0, 1), 3)
     # Two groups of one question; the fake engine says six tokens in two seconds and two rounds to each.
     assert found == {"tokens_per_s": 3.0, "accept_length": 2.5}
-    row = model_speed.as_row(
+    row = model_rows.as_row(
         Measured("plugin", 0.0, 8), engine.case.what, [found, found | {"tokens_per_s": 5.0}], plain=2.0
     )
     assert (row["tokens_per_s"], row["lowest"], row["highest"], row["times_plain"]) == (4.0, 3.0, 5.0, 2.0)
     assert row["repeats"] == 2
     nothing_drafted = [found | {"accept_length": 0.0}]
-    plain = model_speed.as_row(Measured("plain", 1.0, 1), "plain decoding", nothing_drafted, plain=3.0)
-    alone = model_speed.as_row(Measured("plain", 1.0, 1), "plain decoding", nothing_drafted, plain=None)
-    assert [model_speed.as_sentence(one) for one in (row, plain, alone)] == [
+    plain = model_rows.as_row(Measured("plain", 1.0, 1), "plain decoding", nothing_drafted, plain=3.0)
+    alone = model_rows.as_row(Measured("plain", 1.0, 1), "plain decoding", nothing_drafted, plain=None)
+    assert [model_rows.as_sentence(one) for one in (row, plain, alone)] == [
         "the plugin, trees up to 3/4/16, T = 0, 8 requests: 4 tokens/s, 2.00x plain, accept length 2.50",
         "plain decoding, T = 1, 1 request: 3 tokens/s, 1.00x plain",
         "plain decoding, T = 1, 1 request: 3 tokens/s",
