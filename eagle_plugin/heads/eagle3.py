@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 
 from eagle_plugin.heads.draft_head import DraftHead, NewHeadOptions, StoredHead
-from eagle_plugin.heads.files import HeadError, load_weights, read_config, text_config
-from eagle_plugin.heads.filling import copy_if_alike, fill, read_llama_config
+from eagle_plugin.heads.files import HeadError, read_config, text_config
+from eagle_plugin.heads.filling import copy_if_alike, fill
 from eagle_plugin.heads.layers import MLP, Attention, KeyValues, RMSNorm
 from eagle_plugin.heads.new_config import NORM_KEYS, window_keys
 from eagle_plugin.heads.other_layouts import window_of
@@ -153,31 +153,6 @@ class Eagle3Head(DraftHead):
         self.lm_head, self.d2t, known = with_vocabulary(self.lm_head.weight, self.d2t, draft_ids, target_lm_head)
         self.config.draft_vocab_size = len(draft_ids)
         return known
-
-    @classmethod
-    def load(
-        cls,
-        folder: str | Path,
-        aux_layers: tuple[int, ...],
-        embedding: Tensor,
-        lm_head: Tensor,
-        dtype: torch.dtype | None = None,
-    ) -> Self:
-        """As in the base class.
-
-        The target's embedding is used unless the head has another hidden size; its lm_head where config.json has
-        draft_vocab_size null, or ties the head's lm_head to the embedding.
-        """
-        config = read_llama_config(folder, "LlamaForCausalLMEagle3")
-        head = cls(config, aux_layers)
-        shared = {}
-        if config.hidden_size == (getattr(config, "target_hidden_size", None) or config.hidden_size):
-            shared["embedding"] = embedding
-        if config.tie_word_embeddings:
-            shared["lm_head.weight"] = embedding
-        elif config.draft_vocab_size is None:
-            shared["lm_head.weight"] = lm_head
-        return fill(head, load_weights(folder, head.spec.format.canonical_name), shared, dtype, folder)
 
     @classmethod
     def adapt_config(cls, config: dict[str, Any], raw: dict[str, Any], speculators: bool) -> None:
