@@ -16,7 +16,7 @@ from eagle_plugin.heads.layers import MLP, Attention, KeyValues, RMSNorm
 from eagle_plugin.heads.new_config import NORM_KEYS, window_keys
 from eagle_plugin.heads.other_layouts import window_of
 from eagle_plugin.heads.target_files import TargetFiles
-from eagle_plugin.heads.target_table import default_aux_layers, engines_default, sglang_ids, sglang_layers
+from eagle_plugin.heads.target_table import are_layers, default_aux_layers, engines_default, sglang_ids, sglang_layers
 from eagle_plugin.heads.vocabulary import check_draft_ids, with_vocabulary
 
 if TYPE_CHECKING:
@@ -229,8 +229,7 @@ class Eagle3Head(DraftHead):
 
 def _check_aux_layers(target: TargetFiles, aux: tuple[int, ...]) -> None:
     """Raise HeadError unless aux are layers of the target in rising order that SGLang can capture."""
-    rising = all(a < b for a, b in zip(aux, aux[1:], strict=False))
-    if not aux or not rising or aux[0] < 1 or aux[-1] >= target.num_layers:
+    if not are_layers(aux, target.num_layers):
         raise HeadError(
             f"aux layers are {list(aux)}, wanted rising ids from 1 to {target.num_layers - 1} for a target with "
             f"{target.num_layers} layers; correct aux_layers"
