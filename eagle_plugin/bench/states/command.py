@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import sys
 from collections.abc import Sequence
@@ -174,12 +173,7 @@ def _calibration(server: Server) -> list[float]:
 
 def parse(argv: Sequence[str] | None) -> StatesRequest:
     """The command's options."""
-    parser = Parser(
-        prog="eagle-plugin benchmark",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser(prog="eagle-plugin benchmark", description=DESCRIPTION, epilog=EPILOG)
     add = parser.add_argument
     default = StatesRequest("", "")
     add("target", metavar="TARGET", help="folder of the target, or a name of `models list`")
