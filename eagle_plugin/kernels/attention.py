@@ -7,6 +7,7 @@ query heads that share a key head are computed together; logits and sums are flo
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -92,7 +93,13 @@ def tree_attention(
         limits = {"logit_cap": logit_cap, "window": window, "chunk": chunk}
         launch(*args, tail=tail, scale=scale, sinks=sinks, k_scale=k_scale, v_scale=v_scale, **limits)
         return out
-    options = {"scale": scale, "logit_cap": logit_cap, "sinks": sinks, "k_scale": k_scale, "v_scale": v_scale}
+    options: dict[str, Any] = {
+        "scale": scale,
+        "logit_cap": logit_cap,
+        "sinks": sinks,
+        "k_scale": k_scale,
+        "v_scale": v_scale,
+    }
     for i, (row, prefix) in enumerate(zip(rows.tolist(), prefix_lens.tolist(), strict=True)):
         _check_row(slot_table, row, i, prefix + tail if prefix >= 0 else prefix)
         visible = oracle.tree_visible(ancestors[i], prefix, tail, window, chunk)
@@ -150,7 +157,13 @@ def extend_attention(
     )
     if mask is not None:
         check(mask, "mask", torch.bool, (int((extend_lens * extend_lens).sum()),))
-    options = {"scale": scale, "logit_cap": logit_cap, "sinks": sinks, "k_scale": k_scale, "v_scale": v_scale}
+    options: dict[str, Any] = {
+        "scale": scale,
+        "logit_cap": logit_cap,
+        "sinks": sinks,
+        "k_scale": k_scale,
+        "v_scale": v_scale,
+    }
     at = 0
     requests = zip(rows.tolist(), seq_lens.tolist(), extend_lens.tolist(), starts.tolist(), strict=True)
     for i, (row, n, e, start) in enumerate(requests):
