@@ -109,12 +109,7 @@ def _export_block_drafter(arguments: argparse.Namespace, head: Path, target: Pat
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        prog="eagle-plugin export",
-        description=DESCRIPTION,
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser(prog="eagle-plugin export", description=DESCRIPTION, epilog=EXAMPLES)
     parser.add_argument("head", metavar="HEAD", help="folder of the head: config.json and *.safetensors")
     parser.add_argument("out", metavar="OUT", help="folder to write; an exported head there is replaced")
     parser.add_argument("--target", required=True, help="the head's target: a folder, or a name of `models list`")
