@@ -10,11 +10,12 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 
 from eagle_plugin.heads.draft_head import DraftHead, NewHeadOptions, StoredHead
-from eagle_plugin.heads.files import HeadError, read_config, text_config
+from eagle_plugin.heads.files import HeadError, text_config
 from eagle_plugin.heads.filling import copy_if_alike, fill
 from eagle_plugin.heads.layers import MLP, Attention, KeyValues, RMSNorm
 from eagle_plugin.heads.new_config import NORM_KEYS, window_keys
 from eagle_plugin.heads.other_layouts import window_of
+from eagle_plugin.heads.target_config import read_target_config
 from eagle_plugin.heads.target_files import TargetFiles
 from eagle_plugin.heads.target_table import are_layers, default_aux_layers, engines_default, sglang_ids, sglang_layers
 from eagle_plugin.heads.vocabulary import check_draft_ids, with_vocabulary
@@ -190,7 +191,7 @@ class Eagle3Head(DraftHead):
         return fill(head, weights, shared, dtype, stored.folder)
 
     def config_keys(self, target_dir: str | Path) -> dict[str, Any]:
-        target = read_config(target_dir)
+        target = read_target_config(target_dir)
         architecture = (target.get("architectures") or ["?"])[0]
         layers = text_config(target)["num_hidden_layers"]
         eagle: dict[str, Any] = {"use_aux_hidden_state": True}

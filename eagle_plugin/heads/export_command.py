@@ -24,6 +24,7 @@ from eagle_plugin.heads.interpretations import Interpretation, read_interpretati
 from eagle_plugin.heads.kinds import HEADS, find_spec
 from eagle_plugin.heads.load import load_any_head
 from eagle_plugin.heads.manifest import compare_target, read_manifest
+from eagle_plugin.heads.target_config import read_target_config
 from eagle_plugin.heads.target_table import are_layers
 from eagle_plugin.models import head_folder, target_folder
 
@@ -142,7 +143,7 @@ def _layers(text: str) -> tuple[int, ...]:
 
 def _with_layers(found: list[Interpretation], aux: tuple[int, ...], head: Path, target: Path) -> list[Interpretation]:
     """The interpretations, and these layers where no config.json says them: a head of another project may be wrong."""
-    layers = text_config(read_config(target))["num_hidden_layers"]
+    layers = text_config(read_target_config(target))["num_hidden_layers"]
     if any(one.aux_layers == aux for one in found):
         return found
     if not are_layers(aux, layers):
