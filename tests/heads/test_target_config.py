@@ -39,7 +39,7 @@ def test_what_is_left_out_is_the_default_of_the_class(tmp_path: Path) -> None:
         ({"architectures": [["x"]]}, "wanted a list with the name of the target's class"),
     ],
 )
-def test_what_is_wrong_is_said(changes: dict[str, Any], says: str, tmp_path: Path) -> None:
+def test_the_error_names_what_is_wrong(changes: dict[str, Any], says: str, tmp_path: Path) -> None:
     with pytest.raises(HeadError, match="config.json") as refused:
         read_target_config(written(tmp_path, GEMMA | changes))
     assert says in str(refused.value)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 FEW = 40  # examples of a test in `make test`
 SECONDS = float(os.environ.get("FUZZ_SECONDS", "60"))  # of a test in the matrix
 
-# Values that stand where others are expected: other types, limits of numbers, text that means something elsewhere.
+# Values that are where others are expected: other types, limits of numbers, text that means something elsewhere.
 WRONG: tuple[Any, ...] = (
     *(None, True, False, 0, 1, -1, 2**31, 2**63, -(2**63) - 1, 10**30, 0.5, -0.0, 1e308),
     *(float("nan"), float("inf"), float("-inf")),

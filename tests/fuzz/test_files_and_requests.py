@@ -1,4 +1,4 @@
-"""Files and texts of other origins with other values and bytes: read, or refused with a sentence."""
+"""Files and strings of other origins with other values and bytes: read, or refused with a sentence."""
 
 from __future__ import annotations
 
