@@ -45,9 +45,9 @@ from eagle_plugin.core.sampling import SamplingParams
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.core.tree import CandidateTable, DraftTree, select_tree
 from eagle_plugin.heads.draft_head import DraftHead
+from eagle_plugin.heads.load import load_any_head
 from eagle_plugin.learning.evaluate.acceptance import reach_probabilities, walked_nodes
 from eagle_plugin.learning.evaluate.chains import chain_acceptance, graft_chains, sample_chains
-from eagle_plugin.learning.reference.decode import load_head
 from eagle_plugin.learning.reference.draft import HeadPrefill, draft_candidates, prefill_head
 from eagle_plugin.learning.reference.target import target_features, tree_logits
 from eagle_plugin.models.shipped import HEAD, head_folder, question_files
@@ -282,7 +282,7 @@ def main() -> None:
     folder = resolve_target(options.target, console)
     settings = {"dtype": getattr(torch, options.dtype), "attn_implementation": "sdpa"}
     model = AutoModelForCausalLM.from_pretrained(folder, **settings).eval()
-    head = load_head(model, folder, head_folder(options.head), algorithm="EAGLE3")
+    head = load_any_head(head_folder(options.head), folder, model.dtype)
     questions = read_questions(question_files())
     prompts = list(chain.from_iterable(assign_rounds(questions)))[: options.prompts]
     with Progress(console=console) as bar:

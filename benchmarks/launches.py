@@ -97,14 +97,6 @@ class Probe:
         if self._phase is not None:
             self.launches[Launch(self._phase, whose or owner(sys._getframe(1)), name)] += number
 
-    def counts(self, whose: str) -> dict[str, int]:
-        """Launches by phase, in the order of the phases."""
-        found = dict.fromkeys(self.phases, 0)
-        for launch, number in self.launches.items():
-            if launch.whose == whose:
-                found[launch.phase] += number
-        return found
-
     @contextmanager
     def native_kernels(self) -> Iterator[None]:
         """Inside the block native kernels run outside the clock, and each call counts as a launch."""

@@ -33,7 +33,7 @@ from eagle_plugin.core.sampling import SamplingParams
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.core.tree import DraftTree, select_tree
 from eagle_plugin.heads.draft_head import DraftHead
-from eagle_plugin.learning.reference.decode import load_head
+from eagle_plugin.heads.load import load_any_head
 from eagle_plugin.learning.reference.draft import draft_candidates, prefill_head
 from eagle_plugin.models.shipped import HEAD, head_folder
 
@@ -131,7 +131,7 @@ def main() -> None:
     options, console = parse(), Console()
     folder = resolve_target(options.target, console)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    head = load_head(model, folder, head_folder(options.head), algorithm="EAGLE3")
+    head = load_any_head(head_folder(options.head), folder, model.dtype)
     windows = (None, *options.windows)
     rows = []
     with Progress(console=console) as bar:

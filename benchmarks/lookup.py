@@ -39,9 +39,9 @@ from eagle_plugin.core.shape import Shape
 from eagle_plugin.core.tree import CandidateTable, DraftTree
 from eagle_plugin.core.verify import Accepted
 from eagle_plugin.heads.draft_head import DraftHead
+from eagle_plugin.heads.load import load_any_head
 from eagle_plugin.kernels.lookup import look_up
 from eagle_plugin.kernels.tree import select_tree
-from eagle_plugin.learning.reference.decode import load_head
 from eagle_plugin.learning.reference.draft import draft_candidates, prefill_head
 from eagle_plugin.learning.reference.target import target_features
 from eagle_plugin.models.shipped import HEAD, head_folder, question_files
@@ -159,7 +159,7 @@ def main() -> None:
     options, console = parser.parse_args(), Console()
     folder = resolve_target(options.target, console)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa").eval()
-    head, tokenizer = load_head(model, folder, head_folder(options.head), algorithm="EAGLE3"), None
+    head = load_any_head(head_folder(options.head), folder, model.dtype)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     rows: list[dict[str, Any]] = []
     found_by: dict[tuple[str, Shape, bool], list[Yield]] = {}

@@ -76,8 +76,7 @@ examples:
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The benchmark's options."""
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = Parser(prog="peagle.py", description=EXPLANATION, epilog=EXAMPLES, formatter_class=raw)
+    parser = Parser(prog="peagle.py", description=EXPLANATION, epilog=EXAMPLES)
     add_server_options(parser)
     heads = parser.add_mutually_exclusive_group()
     heads.add_argument("--peagle-head", type=Path, help=f"the P-EAGLE head's folder (default: {default_head()})")

@@ -18,7 +18,7 @@ from benchmarks.simulate_traces import CAPS, MISSED, Trace
 from eagle_plugin.bench.choices import TARGET, resolve_target
 from eagle_plugin.bench.questions import assign_rounds, read_questions
 from eagle_plugin.core.sampling import SamplingParams
-from eagle_plugin.learning.reference.decode import load_head
+from eagle_plugin.heads.load import load_any_head
 from eagle_plugin.learning.reference.draft import draft_candidates, prefill_head
 from eagle_plugin.learning.reference.target import target_features
 from eagle_plugin.models.shipped import HEAD, head_folder, question_files
@@ -29,7 +29,7 @@ def record(prompts: int, tokens: int, console: Console) -> Trace:
     """A trace of `prompts` questions of examples/prompts, at each of `tokens` generated tokens but the last ones."""
     folder = resolve_target(TARGET, console)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, attn_implementation="sdpa").eval()
-    head = load_head(model, folder, head_folder(HEAD), algorithm="EAGLE3")
+    head = load_any_head(head_folder(HEAD), folder, model.dtype)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     questions = list(chain.from_iterable(assign_rounds(read_questions(question_files()))))[:prompts]
     parts, starts, gen = [], [0], torch.Generator().manual_seed(0)

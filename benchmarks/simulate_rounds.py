@@ -49,10 +49,10 @@ class Requests:
 
 
 def serve_policy(
-    machine: Machine, outcomes: Outcomes, caps: Shape, b: int, context: int, warm_up: int, rounds: int, seed: int = 0
+    machine: Machine, outcomes: Outcomes, caps: Shape, b: int, context: int, warm_up: int, rounds: int
 ) -> Served:
     """Rounds of b requests with `context` tokens each, after a warm-up; what the policy sees is what an engine sees."""
-    gen = np.random.default_rng(seed)
+    gen = np.random.default_rng(0)
     policy = Policy(caps, CostModel(machine.costs()), outcomes.shapes)
     requests, place = Requests(outcomes, b, gen), {shape: i for i, shape in enumerate(outcomes.shapes)}
     keys, tokens, total, shapes = b * context, 0, 0.0, Counter[str]()

@@ -15,12 +15,11 @@ The result is in out/targets.json; the exit code is 1 if a text differs.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rich.console import Console
 from rich.table import Column, Table
@@ -28,28 +27,22 @@ from rich.table import Column, Table
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests/support"))  # before this folder
 
-from family_models import family_head, family_target, sglang_target
-from multimodal_models import KINDS as MULTIMODAL
-from multimodal_models import TEXT_ONLY, multimodal_target
-from serving import tiny_spec, vllm_spec
-from tiny_checkpoints import read_config
 from word_prompts import make_prompts
 
 from benchmarks.marked_table import replace_table
 from benchmarks.target_features import BEGIN as FEATURES_BEGIN
 from benchmarks.target_features import FEATURES, FeatureRow, features_table, try_feature
+from benchmarks.target_servers import KINDS, SHAPE, WITHOUT_PLAIN, specs_of
 from eagle_plugin.bench.load import Completion, LoadError, Sampling, accept_length, ask_all
 from eagle_plugin.bench.outputs import write_json
 from eagle_plugin.bench.progress import Steps
 from eagle_plugin.bench.quartiles import Strict
 from eagle_plugin.bench.questions import Question
 from eagle_plugin.bench.servers import PLUGIN_LINE, SERVING, Server, ServerError, sigterm_as_exit
-from eagle_plugin.bench.spec import EngineName, ServerSpec
+from eagle_plugin.bench.spec import EngineName
 
 ROOT = Path(__file__).resolve().parents[1]
-SHAPE = (3, 4, 16)
 TOKENS = 64
-KINDS = {"eagle3": "EAGLE-3", "peagle": "P-EAGLE", "eagle2": "EAGLE-2"}
 NAMES = {
     "llama": "Llama 2, 3",
     "llama4_text": "Llama 4 (text)",
@@ -70,12 +63,6 @@ NAMES = {
     "qwen3_5_moe": "Qwen3.5-MoE",
 }
 ENGINES: tuple[EngineName, ...] = ("sglang", "vllm")
-# SGLang keeps the inputs of Qwen3-Next's convolutions in bfloat16 unless told.
-ENVIRONMENT = {"EAGLE_POLICY": "fixed", "SGLANG_MAMBA_CONV_DTYPE": "float32"}
-# Engines that have no plain decoding of a family in float32 on CPUs: the texts are compared with the other engine's.
-HYBRID = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
-WITHOUT_PLAIN: dict[tuple[EngineName, str], EngineName] = {("vllm", family): "sglang" for family in HYBRID}
-STATES = ("--max-mamba-cache-size", "64")  # else SGLang makes room for the states of thousands of requests
 BEGIN = "<!-- benchmarks/targets.py --document -->\n"
 
 
@@ -136,36 +123,6 @@ def compare(row: Row, plain: Answers, plugin: Answers) -> Row:
             "round_ms_over_plain_ms": None if row.compared_with else ratio,
         }
     )
-
-
-def specs_of(engine: EngineName, family: str, folder: Path) -> dict[str, ServerSpec]:
-    """A plain server's, and one with the plugin for each kind of head."""
-    make = multimodal_target if family in MULTIMODAL else sglang_target if engine == "sglang" else family_target
-    target = make(folder / "target", family)
-    found = {"plain": spec_of(WITHOUT_PLAIN.get((engine, family), engine), target)}
-    for kind in KINDS:
-        head = family_head(folder / kind, target, kind)
-        algorithm = "EAGLE" if kind == "eagle2" else "EAGLE3"
-        found[kind] = spec_of(engine, target, head, SHAPE, algorithm=algorithm, name=kind)
-    return found
-
-
-def spec_of(engine: EngineName, target: Path, *drafted: Any, **options: Any) -> ServerSpec:
-    """A server of an engine over a tiny target; `drafted` are its head and the shape of its trees."""
-    if engine == "sglang":
-        flags = ("--skip-server-warmup", *STATES)
-        return tiny_spec(target, *drafted, environment=ENVIRONMENT, extra_flags=flags, **options)
-    flags = ["--block-size", "32"]  # an attention chunk of Llama 4 must be a multiple of it
-    if not (target / "processor_config.json").exists() and read_config(target)["model_type"] in MULTIMODAL:
-        flags += ["--limit-mm-per-prompt", json.dumps(TEXT_ONLY)]  # there is nothing to read pictures with
-    if read_config(target)["model_type"] == "gpt_oss":  # for its chats vLLM wants the real vocabulary
-        flags += ["--hf-overrides", '{"model_type": "gpt_oss_tiny"}']
-    options |= {
-        "environment": ENVIRONMENT | {"PYTHONPATH": ""},
-        "extra_flags": tuple(flags),
-        "max_total_tokens": 65536,  # in smaller blocks than usual, of several kinds of layers
-    }
-    return vllm_spec(target, *drafted, **options)
 
 
 def rows_of(engine: EngineName, family: str, logs: Path) -> Iterator[Row]:

@@ -136,8 +136,7 @@ def _naming_packages() -> Iterator[None]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = Parser(prog="eagle-plugin", description=DESCRIPTION, epilog=EXAMPLES, formatter_class=raw)
+    parser = Parser(prog="eagle-plugin", description=DESCRIPTION, epilog=EXAMPLES)
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True, dest="command")
 

@@ -13,6 +13,7 @@ import pytest
 import schedule
 import tiny_models
 import torch
+import vllm_forks
 
 torch.set_num_threads(1)
 # No test uses the credentials of its user, or asks the metadata service of a cloud for some.
@@ -24,11 +25,7 @@ os.environ |= {"AWS_REGION": "us-east-1", "GOOGLE_SKIP_SIGNATURE": "true", "AZUR
 if importlib.util.find_spec("vllm") is None:  # tests/test_vllm_environment.py runs these in the environment that has it
     collect_ignore_glob = ["engines/vllm/test_*.py", "heads/test_vllm_*.py"]
 else:
-    # Without these vLLM asks the network, phones home, and reserves half of the memory.
-    os.environ |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
-    os.environ |= {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-    # One process: nothing outlives a test that fails.
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    os.environ |= vllm_forks.OF_ENGINES
 
 
 def pytest_collection_finish() -> None:

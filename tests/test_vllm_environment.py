@@ -1,17 +1,16 @@
 """Runs the tests that need vLLM in the environment that has it: a group of files in each process.
 
-A process takes some ten seconds to import vLLM, so that files share one; the groups are about equally long, so that two
-workers can share them out.
+A group is a fork of a process that has imported vLLM (vllm_forks.py); the groups are about equally long, so that
+several workers can share them out.
 """
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
+from vllm_forks import run_pytest
 
 from eagle_plugin.models.store import get_model
 
@@ -34,7 +33,7 @@ UNITS = {
 ENGINES = {
     "greedy": ("greedy",),
     "P-EAGLE": ("parallel_drafts", "parallel_heads"),
-    "block drafters": ("block_drafters", "trained_blocks"),
+    "block drafters": ("block_drafters", "block_drafter_lists", "trained_blocks"),
     "families": ("families", "mla", "multimodal", "quantised"),
     "linear layers": ("linear_attention",),
     "scheduling": ("greedy_scheduling", "head_exchange", "prefix_drafts", "windows", "lora"),
@@ -93,13 +92,10 @@ def run(python: Path, group: str, request: pytest.FixtureRequest, quick: bool = 
     if group == "real model":
         get_model("smollm2-135m-instruct")
     files = [str(FILES[name]) for name in GROUPS[group]]
-    command = [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", "--durations=10", *files]
     chosen = selection("not matrix" if quick else request.config.option.markexpr)
-    command, seconds = command + chosen, SECONDS if chosen else MATRIX_SECONDS
-    # Not the paths of this environment, which hold another transformers.
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=seconds)
-    print(done.stdout[-6000:])  # with -s or -rP: the slowest tests of the group
-    assert done.returncode == 0, f"{done.stdout[-6000:]}\n{done.stderr[-2000:]}"
-    assert re.search(r"^\d+ passed", done.stdout, re.MULTILINE)
-    assert all("this CPU has" in line for line in re.findall("^SKIPPED .*", done.stdout, re.MULTILINE))
+    arguments = ["-q", "-p", "no:cacheprovider", "--durations=10", *files, *chosen]
+    code, found = run_pytest(python, arguments, SECONDS if chosen else MATRIX_SECONDS)
+    print(found[-6000:])  # with -s or -rP: the slowest tests of the group
+    assert code == 0, found[-8000:]
+    assert re.search(r"^\d+ passed", found, re.MULTILINE)
+    assert all("this CPU has" in line for line in re.findall("^SKIPPED .*", found, re.MULTILINE))

@@ -23,9 +23,9 @@ from eagle_plugin.runtime.accept import accept
 from eagle_plugin.runtime.round import Drafts, HeadState, LevelRows, RecurrentLevels, TopM, TreeRows, draft, top_m_of
 
 
-def new_slot_table(batch: int, positions: int, device: torch.device | str, seed: int = 0) -> Tensor:
+def new_slot_table(batch: int, positions: int, device: torch.device | str) -> Tensor:
     """Slots in random order: the keys of a request are as scattered as a cache can make them; [b, positions] int32."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     return torch.randperm(batch * positions, generator=generator).view(batch, positions).int().to(device)
 
 
@@ -104,9 +104,7 @@ class Path(NamedTuple):
 class TreeDecoder(PlainDecoder):
     """A round of draft, verify, tail and extend, each a function of the state and of the phase before."""
 
-    def __init__(
-        self, target: Llama, head: Head, slot_table: Tensor, shape: Shape, temperature: float = 0.0, seed: int = 0
-    ) -> None:
+    def __init__(self, target: Llama, head: Head, slot_table: Tensor, shape: Shape, temperature: float = 0.0) -> None:
         super().__init__(target, slot_table)
         device, b = target.device, self.batch
         self.head, self.shape, self.greedy = head, shape, temperature == 0
@@ -118,7 +116,7 @@ class TreeDecoder(PlainDecoder):
             torch.zeros(b, target.model.hidden, dtype=target.dtype, device=device),
         )
         self.sampling = SamplingParams.of(b, temperature, device=device)
-        self.rng_keys = torch.arange(seed, seed + b, device=device)
+        self.rng_keys = torch.arange(b, device=device)
         self._moves = self.cache.for_moves()
 
     def after_prompt(self, request: int, tokens: Tensor, features: Tensor) -> None:

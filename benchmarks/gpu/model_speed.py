@@ -11,13 +11,12 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import re
-import statistics
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from benchmarks.gpu.engine_text import LINES, SERVES
 from benchmarks.gpu.model_cases import (
@@ -31,6 +30,7 @@ from benchmarks.gpu.model_cases import (
     environment,
 )
 from benchmarks.gpu.model_process import START_LIMIT, EngineProcess, started
+from benchmarks.gpu.model_rows import Measured, as_sentence, rows_of
 from benchmarks.gpu.server import need_modules
 from benchmarks.gpu.steps import Setting, StepError
 from eagle_plugin.models.shipped import HEAD, head_folder, question_files
@@ -43,14 +43,6 @@ NEEDED = ("plain", "plugin", *FLOAT32)  # without these the step fails, after it
 # Seconds in which vLLM must start and answer with compilation; on an H200 a first start took 55 s.
 FIRST_START_LIMIT = 75.0
 FIRST_PROMPT = [1, 2, 3]
-
-
-class Measured(NamedTuple):
-    """One case at one temperature and number of requests at a time."""
-
-    case: str
-    temperature: float
-    concurrency: int
 
 
 def run(setting: Setting) -> dict[str, Any]:
@@ -245,19 +237,9 @@ def measure(
                 print(error, flush=True)
                 engine.end()
                 continue
-            rows = rows_of(seen, engines)
+            rows = rows_of(seen, {name: engine.case.what for name, engine in engines.items()})
             print(as_sentence(next(row for row in rows if row.items() >= one._asdict().items())), flush=True)
             yield rows
-
-
-def rows_of(seen: dict[Measured, list[dict[str, float]]], engines: dict[str, EngineProcess]) -> list[dict[str, Any]]:
-    """A row for everything that was measured at least once."""
-    plain = {one: median(found, "tokens_per_s") for one, found in seen.items() if one.case == "plain" and found}
-    return [
-        as_row(one, engines[one.case].case.what, found, plain.get(one._replace(case="plain")))
-        for one, found in seen.items()
-        if found
-    ]
 
 
 def ask_in_groups(engine: EngineProcess, prompts: list[list[int]], one: Measured, tokens: int) -> dict[str, float]:
@@ -271,31 +253,3 @@ def ask_in_groups(engine: EngineProcess, prompts: list[list[int]], one: Measured
     drafted = total["tokens"] - len(questions)  # the first token of an answer comes from its prompt
     length = drafted / total["rounds"] if total["rounds"] else 0.0
     return {"tokens_per_s": total["tokens"] / total["seconds"], "accept_length": length}
-
-
-def median(found: list[dict[str, float]], name: str) -> float:
-    """Of the repeats."""
-    return statistics.median(one[name] for one in found)
-
-
-def as_row(one: Measured, what: str, found: list[dict[str, float]], plain: float | None) -> dict[str, Any]:
-    """A row of the result; plain: tokens per second of plain decoding with as many requests, None: not measured yet."""
-    speeds = sorted(repeat["tokens_per_s"] for repeat in found)
-    length, speed = median(found, "accept_length"), statistics.median(speeds)
-    return one._asdict() | {
-        "what": what,
-        "repeats": len(found),
-        "tokens_per_s": round(speed, 1),
-        "lowest": round(speeds[0], 1),
-        "highest": round(speeds[-1], 1),
-        "times_plain": round(speed / plain, 2) if plain else None,
-        "accept_length": round(length, 3) if length else None,
-    }
-
-
-def as_sentence(row: dict[str, Any]) -> str:
-    """A row as a sentence."""
-    length = f", accept length {row['accept_length']:.2f}" if row["accept_length"] else ""
-    times = f", {row['times_plain']:.2f}x plain" if row["times_plain"] else ""
-    many = "1 request" if row["concurrency"] == 1 else f"{row['concurrency']} requests"
-    return f"{row['what']}, T = {row['temperature']:g}, {many}: {row['tokens_per_s']:,.0f} tokens/s{times}{length}"

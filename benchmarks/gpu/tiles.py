@@ -20,8 +20,8 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.gpu.kernels import SHAPES, attention_rows, microseconds
-from eagle_plugin.kernels import triton_attention
-from eagle_plugin.kernels.triton_attention import Tile
+from eagle_plugin.kernels import triton_attention, triton_tiles
+from eagle_plugin.kernels.triton_tiles import Tile
 
 
 def main() -> int:
@@ -39,8 +39,8 @@ def main() -> int:
     for tile, splits in itertools.product(options.tiles, options.splits):
         with mock.patch.multiple(
             triton_attention,
-            tile_for=(lambda *_, tile=tile: tile) if tile else triton_attention.tile_for,
-            split_count=(lambda *_, splits=splits: splits) if splits else triton_attention.split_count,
+            tile_for=(lambda *_, tile=tile: tile) if tile else triton_tiles.tile_for,
+            split_count=(lambda *_, splits=splits: splits) if splits else triton_tiles.split_count,
         ):
             print(f"{tile or 'the chosen tile'}, splits {splits or 'as chosen'}:", flush=True)
             for row in attention_rows(SHAPES["llama-3-8b"], torch.bfloat16, options.batches, [options.nodes]):

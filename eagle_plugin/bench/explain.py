@@ -33,12 +33,7 @@ decoding.
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The options."""
-    parser = Parser(
-        prog="eagle-plugin explain",
-        description=DESCRIPTION,
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser(prog="eagle-plugin explain", description=DESCRIPTION, epilog=EXAMPLES)
     parser.add_argument(
         "source", metavar="SOURCE", help="URL of a server or of its metrics, a log file, or - for stdin"
     )

@@ -17,6 +17,7 @@ from eagle_plugin.bench.stream_fields import Output, StreamFields
 from eagle_plugin.common.http_failures import describe_failure
 
 REQUEST_TIMEOUT_S = 600.0
+FLUSH_TIMEOUT_S = 10.0  # until no request holds the prefix cache
 # For httpx: the servers are on 127.0.0.1 without TLS, and to load the certificates takes longer than a short request.
 VERIFY_TLS = False
 
@@ -44,11 +45,6 @@ class Completion:
     verify_rounds: int | None  # of this request, those without drafts included; None if the engine reports none
     # Rounds that accepted exactly 0, 1, 2, ... drafts, as the engine counts them; empty if it reports none.
     accepted_drafts: tuple[int, ...] = ()
-
-    @property
-    def text(self) -> str:
-        """The text of the answer, without reasoning and tool calls."""
-        return self.output.text
 
 
 @dataclass(frozen=True)
@@ -204,14 +200,14 @@ def accept_length(completions: Iterable[Completion]) -> float | None:
     return tokens / rounds if rounds else None
 
 
-def flush_prefix_cache(server: EngineEndpoint, timeout_s: float = 10.0) -> None:
+def flush_prefix_cache(server: EngineEndpoint) -> None:
     """Empty the engine's prefix cache, so that later prompts are prefilled in full. Raises LoadError."""
-    until = time.monotonic() + timeout_s
+    until = time.monotonic() + FLUSH_TIMEOUT_S
     with _client(server) as client:
         try:
             while not server.engine.flush(client):
                 if time.monotonic() > until:
-                    raise LoadError(f"{server.url}: requests still hold the prefix cache after {timeout_s:.0f} s")
+                    raise LoadError(f"{server.url}: requests still hold the prefix cache after {FLUSH_TIMEOUT_S:.0f} s")
                 time.sleep(0.05)
         except (httpx.HTTPError, KeyError, ValueError) as error:
             raise LoadError(f"{server.url}: the prefix cache was not emptied: {describe_failure(error)}") from error

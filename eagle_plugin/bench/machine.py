@@ -12,6 +12,8 @@ from pathlib import Path
 import psutil
 from pydantic import BaseModel, ConfigDict
 
+BUSY_SECONDS = 2.0  # over which it is told how busy a machine is
+
 
 class Machine(BaseModel):
     """Processor, cores that this process may use, memory, and the instruction sets that matter for bf16."""
@@ -31,13 +33,13 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def busy_percent(seconds: float = 2.0) -> float:
+def busy_percent() -> float:
     """How busy the machine is now, in percent of all cores.
 
     OpenMP threads that wait for each other keep their cores busy. With one thread per core, one other busy process can
     make a server ten times slower, so a comparison is valid only if this is near 0 before it starts.
     """
-    return psutil.cpu_percent(interval=seconds)
+    return psutil.cpu_percent(interval=BUSY_SECONDS)
 
 
 def describe_machine() -> Machine:

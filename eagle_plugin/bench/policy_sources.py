@@ -14,6 +14,7 @@ import httpx
 
 from eagle_plugin.common.errors import UserError
 from eagle_plugin.common.metric_registry import PREFIX
+from eagle_plugin.core.shape import MAX_WIDTH
 from eagle_plugin.policy.metric_table import ACCEPTED_AT_DEPTH, LABELS, SECONDS, TOTALS, VERIFY_ROUNDS, report_of
 from eagle_plugin.policy.report import MARK, NO_POLICY, PolicyReport, ReportError
 
@@ -135,7 +136,10 @@ def counted_rounds(text: str) -> tuple[float, tuple[float, ...]]:
         if sample.name == VERIFY_ROUNDS.exported:
             rounds.append(sample.value)
         elif sample.name == ACCEPTED_AT_DEPTH.exported:
-            depths[int(sample.label)] = depths.get(int(sample.label), 0.0) + sample.value
+            depth = int(sample.label)
+            if not 0 < depth < MAX_WIDTH:
+                raise ValueError(f"{sample.name} has depth {sample.label}, wanted one from 1 to {MAX_WIDTH - 1}")
+            depths[depth] = depths.get(depth, 0.0) + sample.value
     if not rounds:
         raise KeyError(PREFIX + VERIFY_ROUNDS.exported)
     return sum(rounds), tuple(depths.get(depth, 0.0) for depth in range(1, max(depths, default=0) + 1))
@@ -166,7 +170,7 @@ def report_of_metrics(text: str, source: str) -> PolicyReport:
         )
     try:
         return report_of(values)
-    except (KeyError, ValueError, IndexError) as error:
+    except (KeyError, ValueError, IndexError, ArithmeticError) as error:
         raise SourceError(
             f"{source} has metrics of another form ({type(error).__name__}: {error}): use its server's eagle-plugin"
         ) from error

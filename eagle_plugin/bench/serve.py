@@ -50,12 +50,7 @@ whatever is started with the engine's speculative flags (README.md).
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The options; what follows `--` is passed to the engine unchanged."""
-    parser = Parser(
-        prog="eagle-plugin serve",
-        description=DESCRIPTION,
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser(prog="eagle-plugin serve", description=DESCRIPTION, epilog=EXAMPLES)
     parser.add_argument("model", nargs="?", metavar="NAME", help="a name of `eagle-plugin models list`")
     add_model_options(parser)
     parser.add_argument("--plain", action="store_true", help="the engine alone, without drafts: for `data generate`")

@@ -24,6 +24,7 @@ from eagle_plugin.bench.memory import available_bytes, enough_to_try_again, gib,
 from eagle_plugin.bench.orphans import Guard
 from eagle_plugin.bench.spec import Mode, ServerSpec
 
+LAST_LINES = 25  # of a log, in an error
 PLUGIN_LINE = re.compile(r"eagle-plugin .*")  # a line of the plugin in the start-up log
 SERVING = re.compile(r"is served by the plugin")  # the part of such a line that means: the plugin's worker serves
 HANDED_OVER = re.compile(r"is served by \w+'s own worker")  # the engine's serves; also after a line of the other kind
@@ -207,9 +208,9 @@ class Server:
         """Everything that the server has printed until now."""
         return self.log.read_text(encoding="utf-8", errors="replace") if self.log.exists() else ""
 
-    def last_lines(self, count: int = 25) -> str:
+    def last_lines(self) -> str:
         """The last printed lines, for error messages; long lines (an engine prints all its settings) are shortened."""
-        lines = self.log_text().splitlines()[-count:]
+        lines = self.log_text().splitlines()[-LAST_LINES:]
         return "\n".join(f"  | {textwrap.shorten(line, 240, placeholder=' ...')}" for line in lines) or "  | (nothing)"
 
     def _lack(self, code: int | None, when: str) -> str:

@@ -1,16 +1,22 @@
 """The base of all errors that the command line prints as one line."""
 
+import re
+
 from eagle_plugin.common.url_credentials import without_credentials
+
+# Longer than any name of a file: a value of somebody's file, of which a sentence shows the beginning.
+_LONG = re.compile(r"[^\s/]{256,}")
+_SHOWN = 60  # characters
 
 
 class UserError(Exception):
     """What was asked cannot be done: one sentence with the thing, what was found, what was wanted and the fix.
 
-    It never shows the credentials of a URL.
+    It never shows the credentials of a URL, and of a very long value only the beginning.
     """
 
     def __str__(self) -> str:
-        return without_credentials(super().__str__())
+        return _LONG.sub(lambda found: f"{found[0][:_SHOWN]}...", without_credentials(super().__str__()))
 
 
 def first_line(error: BaseException) -> str:

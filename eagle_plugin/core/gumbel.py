@@ -27,8 +27,18 @@ def gumbel_noise(rng_keys: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
     rng_keys [n] and positions [n] int64. Numbers of 32 bits: a token of a probability below 2^-32 is never drawn.
     """
     bits = torch.stack(random_bits(rng_keys, positions, NOISE, tokens >> 2), dim=-1)  # four tokens share a block
-    own = bits.gather(-1, (tokens & 3)[..., None])[..., 0]
-    return -(-((own.double() + 0.5) * 2.0**-32).log()).log()
+    return _gumbel(bits.gather(-1, (tokens & 3)[..., None])[..., 0])
+
+
+def noise_of_all(rng_keys: Tensor, positions: Tensor, vocabulary: int) -> Tensor:
+    """`gumbel_noise` of the tokens 0 .. vocabulary - 1; [n, vocabulary] float64."""
+    blocks = torch.arange((vocabulary + 3) // 4, device=rng_keys.device).expand(len(rng_keys), -1)
+    bits = torch.stack(random_bits(rng_keys, positions, NOISE, blocks), dim=-1)
+    return _gumbel(bits.reshape(len(rng_keys), -1)[:, :vocabulary])
+
+
+def _gumbel(bits: Tensor) -> Tensor:
+    return -(-((bits.double() + 0.5) * 2.0**-32).log()).log()
 
 
 def draw_tokens(
@@ -39,5 +49,4 @@ def draw_tokens(
     rng_keys [R] and positions [R] int64, of the rows. At temperature 0 the argmax.
     """
     p = target_distribution(logits, params, filters)
-    tokens = torch.arange(p.shape[1], device=p.device).expand(len(p), -1)
-    return (p.log() + gumbel_noise(rng_keys, positions, tokens)).argmax(dim=1)
+    return (p.log() + noise_of_all(rng_keys, positions, p.shape[1])).argmax(dim=1)

@@ -21,8 +21,9 @@ from eagle_plugin.heads.block_config import (
 )
 from eagle_plugin.heads.checkpoint import check_shapes, check_values, size_of
 from eagle_plugin.heads.description import HeadDescription, read_head
-from eagle_plugin.heads.files import HeadError, LeftToEngine, StoredTensor, check_mask_token, read_config, text_config
+from eagle_plugin.heads.files import HeadError, LeftToEngine, StoredTensor, check_mask_token, read_size, text_config
 from eagle_plugin.heads.other_layouts import SLIDING
+from eagle_plugin.heads.target_config import read_target_config
 from eagle_plugin.heads.vllm_rules import draft_vocabulary
 
 _LAYER = "layers.{}."
@@ -85,7 +86,7 @@ def describe_block(target_dir: str | Path, head_dir: str | Path, engine: Engine 
     Raises:
         HeadError: for the first thing that no worker can serve; `LeftToEngine` for what the engine's own may.
     """
-    head, target = read_head(head_dir), text_config(read_config(target_dir))
+    head, target = read_head(head_dir), text_config(read_target_config(target_dir))
     folder, config, options = head.folder, head.config, options_of(head.config)
     if not is_block_drafter(head.written):
         raise HeadError(
@@ -93,6 +94,8 @@ def describe_block(target_dir: str | Path, head_dir: str | Path, engine: Engine 
             f"{engine.chosen}; eagle-plugin check names the flags of this head"
         )
     _refuse_other_kinds(head, options, engine)
+    for key in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size"):
+        read_size(config, key, folder / "config.json")
     vocabulary, hidden = target["vocab_size"], config["hidden_size"]
     wide = config.get("target_hidden_size") or hidden
     for key, found, wanted in (

@@ -24,7 +24,6 @@ from eagle_plugin.heads.files import (
     Judge,
     LeftToEngine,
     StoredTensor,
-    read_config,
     read_size,
     refuse,
     text_config,
@@ -34,6 +33,7 @@ from eagle_plugin.heads.kinds import ALGORITHMS, HEADS, HeadSpec, spec_of_tensor
 from eagle_plugin.heads.manifest import compare_target
 from eagle_plugin.heads.other_layouts import refuse_other_layout
 from eagle_plugin.heads.suspicions import suspicions
+from eagle_plugin.heads.target_config import read_target_config
 
 BYTES = {"BF16": 2, "F16": 2, "F32": 4}
 
@@ -70,7 +70,7 @@ def check_head(target_dir: str | Path, head_dir: str | Path, *, algorithm: str, 
         raise HeadError(
             f"speculative algorithm is {algorithm}, wanted {' or '.join(ALGORITHMS)}; choose the one of the head"
         )
-    raw, head = read_config(target_dir), read_head(head_dir)
+    raw, head = read_target_config(target_dir), read_head(head_dir)
     target, config, folder = text_config(raw), dict(head.written), head.folder
     refuse_block_drafter(head)
     try:
@@ -143,7 +143,7 @@ def check_fits(target_dir: str | Path, head: HeadDescription) -> HeadSpec:
     Raises:
         HeadError: for the first thing that does not fit.
     """
-    folder, config, target = head.folder, head.config, text_config(read_config(target_dir))
+    folder, config, target = head.folder, head.config, text_config(read_target_config(target_dir))
     spec = described_spec(head)
     found, wanted = config.get("num_hidden_layers"), head.num_layers
     if found != wanted:
@@ -197,8 +197,6 @@ def _check_dimensions(
     """Compare the sizes in config.json with each other and with the target's; add the engine's defaults to config."""
     for key in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size"):
         read_size(config, key, folder / "config.json")
-    for key in ("hidden_size", "num_hidden_layers", "vocab_size"):
-        read_size(target, key, "the target's config.json")
     heads = config["num_attention_heads"]
     if config.get("head_dim") is None and config["hidden_size"] % heads:
         raise HeadError(

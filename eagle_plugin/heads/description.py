@@ -56,12 +56,6 @@ class HeadDescription:
         return count_layers(self.names)
 
     @property
-    def architecture(self) -> str:
-        """The class that config.json names first, "" where it names none."""
-        names = self.written.get("architectures")
-        return str(names[0]) if isinstance(names, list) and names else ""
-
-    @property
     def aux_ids(self) -> tuple[list[int] | None, list[int] | None]:
         """The ids of aux layers in eagle_config (SGLang's key) and at the top level (vLLM's).
 

@@ -12,11 +12,12 @@ from transformers import LlamaConfig
 
 from eagle_plugin.heads.block_config import block_rows, is_causal, mask_token_of, options_of
 from eagle_plugin.heads.draft_head import DraftHead, NewHeadOptions, Roots, StoredHead
-from eagle_plugin.heads.files import HeadError, read_config, text_config
+from eagle_plugin.heads.files import HeadError, text_config
 from eagle_plugin.heads.filling import copy_if_alike, fill
 from eagle_plugin.heads.layers import MLP, Attention, KeyValues, RMSNorm
 from eagle_plugin.heads.mask_token import mask_token_of_new
 from eagle_plugin.heads.other_layouts import rope_sections
+from eagle_plugin.heads.target_config import read_target_config
 from eagle_plugin.heads.target_files import TargetFiles
 from eagle_plugin.heads.target_table import default_aux_layers
 from eagle_plugin.heads.vocabulary import check_draft_ids, with_vocabulary
@@ -209,7 +210,7 @@ class DFlashHead(DraftHead):
         return fill(head, stored.weights, shared, dtype, stored.folder)
 
     def config_keys(self, target_dir: str | Path) -> dict[str, Any]:
-        layers = text_config(read_config(target_dir))["num_hidden_layers"]
+        layers = text_config(read_target_config(target_dir))["num_hidden_layers"]
         options = {"mask_token_id": self.mask_token_id, "target_layer_ids": [layer - 1 for layer in self.aux_layers]}
         values: dict[str, Any] = {
             "model_type": "qwen3",

@@ -221,24 +221,6 @@ class DraftHead(nn.Module):
         )
 
     @classmethod
-    def load(
-        cls,
-        folder: str | Path,
-        aux_layers: tuple[int, ...],
-        embedding: Tensor,
-        lm_head: Tensor,
-        dtype: torch.dtype | None = None,
-    ) -> Self:
-        """Load a checkpoint folder that an engine could serve, as the engine would.
-
-        aux_layers as in `HeadInfo.aux_layer_ids`; embedding and lm_head [V, H] are the target's.
-
-        Raises:
-            HeadError: the folder holds another architecture or lacks a tensor.
-        """
-        raise NotImplementedError
-
-    @classmethod
     def adapt_config(cls, config: dict[str, Any], raw: dict[str, Any], speculators: bool) -> None:
         """Give `config`, in place, the keys that config.json (`raw`) leaves to the defaults of its trainer.
 

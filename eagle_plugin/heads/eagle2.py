@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,8 +9,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 
 from eagle_plugin.heads.draft_head import DraftHead, NewHeadOptions, StoredHead
-from eagle_plugin.heads.files import load_weights
-from eagle_plugin.heads.filling import fill, read_llama_config
+from eagle_plugin.heads.filling import fill
 from eagle_plugin.heads.layers import MLP, Attention, KeyValues, RMSNorm
 from eagle_plugin.heads.target_files import TargetFiles
 
@@ -90,19 +88,6 @@ class Eagle2Head(DraftHead):
             head.set_window(options.window)
         head.lm_head = nn.Buffer(target.lm_head().float())
         return head
-
-    @classmethod
-    def load(
-        cls,
-        folder: str | Path,
-        aux_layers: tuple[int, ...],
-        embedding: Tensor,
-        lm_head: Tensor,
-        dtype: torch.dtype | None = None,
-    ) -> Self:
-        head = cls(read_llama_config(folder, "LlamaForCausalLMEagle"))
-        shared = {"embedding": embedding, "lm_head": lm_head}
-        return fill(head, load_weights(folder, head.spec.format.canonical_name), shared, dtype, folder)
 
     @classmethod
     def adapt_config(cls, config: dict[str, Any], raw: dict[str, Any], speculators: bool) -> None:

@@ -10,13 +10,14 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 
 from eagle_plugin.heads.draft_head import DraftHead, NewHeadOptions, StoredHead
-from eagle_plugin.heads.files import HeadError, load_weights, read_config, text_config
-from eagle_plugin.heads.filling import copy_if_alike, fill, read_llama_config
+from eagle_plugin.heads.files import HeadError, text_config
+from eagle_plugin.heads.filling import copy_if_alike, fill
 from eagle_plugin.heads.layers import MLP, Attention, KeyValues, RMSNorm
 from eagle_plugin.heads.new_config import NORM_KEYS, window_keys
 from eagle_plugin.heads.other_layouts import window_of
+from eagle_plugin.heads.target_config import read_target_config
 from eagle_plugin.heads.target_files import TargetFiles
-from eagle_plugin.heads.target_table import default_aux_layers, engines_default, sglang_ids, sglang_layers
+from eagle_plugin.heads.target_table import are_layers, default_aux_layers, engines_default, sglang_ids, sglang_layers
 from eagle_plugin.heads.vocabulary import check_draft_ids, with_vocabulary
 
 if TYPE_CHECKING:
@@ -155,31 +156,6 @@ class Eagle3Head(DraftHead):
         return known
 
     @classmethod
-    def load(
-        cls,
-        folder: str | Path,
-        aux_layers: tuple[int, ...],
-        embedding: Tensor,
-        lm_head: Tensor,
-        dtype: torch.dtype | None = None,
-    ) -> Self:
-        """As in the base class.
-
-        The target's embedding is used unless the head has another hidden size; its lm_head where config.json has
-        draft_vocab_size null, or ties the head's lm_head to the embedding.
-        """
-        config = read_llama_config(folder, "LlamaForCausalLMEagle3")
-        head = cls(config, aux_layers)
-        shared = {}
-        if config.hidden_size == (getattr(config, "target_hidden_size", None) or config.hidden_size):
-            shared["embedding"] = embedding
-        if config.tie_word_embeddings:
-            shared["lm_head.weight"] = embedding
-        elif config.draft_vocab_size is None:
-            shared["lm_head.weight"] = lm_head
-        return fill(head, load_weights(folder, head.spec.format.canonical_name), shared, dtype, folder)
-
-    @classmethod
     def adapt_config(cls, config: dict[str, Any], raw: dict[str, Any], speculators: bool) -> None:
         if speculators:
             config.setdefault("norm_before_residual", True)
@@ -215,7 +191,7 @@ class Eagle3Head(DraftHead):
         return fill(head, weights, shared, dtype, stored.folder)
 
     def config_keys(self, target_dir: str | Path) -> dict[str, Any]:
-        target = read_config(target_dir)
+        target = read_target_config(target_dir)
         architecture = (target.get("architectures") or ["?"])[0]
         layers = text_config(target)["num_hidden_layers"]
         eagle: dict[str, Any] = {"use_aux_hidden_state": True}
@@ -254,8 +230,7 @@ class Eagle3Head(DraftHead):
 
 def _check_aux_layers(target: TargetFiles, aux: tuple[int, ...]) -> None:
     """Raise HeadError unless aux are layers of the target in rising order that SGLang can capture."""
-    rising = all(a < b for a, b in zip(aux, aux[1:], strict=False))
-    if not aux or not rising or aux[0] < 1 or aux[-1] >= target.num_layers:
+    if not are_layers(aux, target.num_layers):
         raise HeadError(
             f"aux layers are {list(aux)}, wanted rising ids from 1 to {target.num_layers - 1} for a target with "
             f"{target.num_layers} layers; correct aux_layers"

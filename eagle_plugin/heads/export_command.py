@@ -24,6 +24,7 @@ from eagle_plugin.heads.interpretations import Interpretation, read_interpretati
 from eagle_plugin.heads.kinds import HEADS, find_spec
 from eagle_plugin.heads.load import load_any_head
 from eagle_plugin.heads.manifest import compare_target, read_manifest
+from eagle_plugin.heads.target_config import read_target_config
 from eagle_plugin.heads.target_table import are_layers
 from eagle_plugin.models import head_folder, target_folder
 
@@ -109,12 +110,7 @@ def _export_block_drafter(arguments: argparse.Namespace, head: Path, target: Pat
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        prog="eagle-plugin export",
-        description=DESCRIPTION,
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser(prog="eagle-plugin export", description=DESCRIPTION, epilog=EXAMPLES)
     parser.add_argument("head", metavar="HEAD", help="folder of the head: config.json and *.safetensors")
     parser.add_argument("out", metavar="OUT", help="folder to write; an exported head there is replaced")
     parser.add_argument("--target", required=True, help="the head's target: a folder, or a name of `models list`")
@@ -147,7 +143,7 @@ def _layers(text: str) -> tuple[int, ...]:
 
 def _with_layers(found: list[Interpretation], aux: tuple[int, ...], head: Path, target: Path) -> list[Interpretation]:
     """The interpretations, and these layers where no config.json says them: a head of another project may be wrong."""
-    layers = text_config(read_config(target))["num_hidden_layers"]
+    layers = text_config(read_target_config(target))["num_hidden_layers"]
     if any(one.aux_layers == aux for one in found):
         return found
     if not are_layers(aux, layers):

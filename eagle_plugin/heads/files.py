@@ -280,20 +280,14 @@ def by_parameter(stored: dict[str, StoredTensor], rename: Callable[[str], str]) 
     return found
 
 
-def load_weights(
-    folder: str | Path, rename: Callable[[str], str] = canonical_name, ending: str = ""
-) -> dict[str, Tensor]:
+def load_weights(folder: str | Path, rename: Callable[[str], str] = canonical_name) -> dict[str, Tensor]:
     """Return the tensors of a checkpoint folder on the CPU, by the names that `rename` makes of the stored ones.
-
-    ending: of the names of those that are wanted.
 
     Raises:
         HeadError: as `read_tensors` and `by_parameter`.
     """
     weights: dict[str, Tensor] = {}
     for name, tensor in by_parameter(read_tensors(folder), rename).items():
-        if not name.endswith(ending):
-            continue
         with safe_open(str(tensor.file), framework="pt") as file:
             weights[name] = file.get_tensor(tensor.name)
     return weights

@@ -7,27 +7,11 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor
-from transformers import LlamaConfig
 
 from eagle_plugin.heads.draft_head import DraftHead
-from eagle_plugin.heads.files import HeadError, read_config
+from eagle_plugin.heads.files import HeadError
 
 Head = TypeVar("Head", bound=DraftHead)
-
-
-def read_llama_config(folder: str | Path, architecture: str) -> LlamaConfig:
-    """Return the head's config.json as a LlamaConfig (which knows every RoPE variant).
-
-    Raises:
-        HeadError: the folder holds another architecture.
-    """
-    values = read_config(folder)
-    if values.get("architectures", [None])[0] != architecture:
-        raise HeadError(
-            f"{folder} has architectures {values.get('architectures')}, wanted [{architecture!r}]; "
-            "load it with the module of its own architecture"
-        )
-    return LlamaConfig(**values)
 
 
 def fill(

@@ -69,6 +69,7 @@ class HeadConfig(BaseModel):
     rope_scaling: dict[str, Any] | None = Field(None, description="an object or null")
     rope_parameters: dict[str, Any] | None = Field(None, description="an object or null")
     eagle_config: dict[str, Any] | None = Field(None, description="an object")
+    dflash_config: dict[str, Any] | None = Field(None, description="an object")
     quantization_config: dict[str, Any] | None = Field(None, description="an object or null")
     hidden_act: str | None = Field(None, strict=True, description="a name, such as silu")
     dtype: str | None = Field(None, strict=True, description="bfloat16, float16 or float32")

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from eagle_plugin.heads.description import read_head
-from eagle_plugin.heads.files import HeadError, read_config, text_config
+from eagle_plugin.heads.files import HeadError, text_config
 from eagle_plugin.heads.manifest import read_manifest
+from eagle_plugin.heads.target_config import read_target_config
 from eagle_plugin.heads.target_table import are_layers, engines_default, last_boundary, sglang_layers
 
 
@@ -32,7 +33,7 @@ def read_interpretations(folder: str | Path, target_dir: str | Path) -> list[Int
     Raises:
         HeadError: config.json names no layers of this target.
     """
-    head, target = read_head(folder), read_config(target_dir)
+    head, target = read_head(folder), read_target_config(target_dir)
     config, manifest, spec = head.written, head.manifest, head.spec
     if spec is None or not spec.format.reads_aux_layers:
         return [Interpretation((), False, "the last hidden state")]
@@ -88,7 +89,7 @@ def likely_mistakes(served: Interpretation, folder: str | Path, target_dir: str 
     """
     if not served.aux_layers or read_manifest(folder) is not None:
         return []
-    layers = text_config(read_config(target_dir))["num_hidden_layers"]
+    layers = text_config(read_target_config(target_dir))["num_hidden_layers"]
     default = engines_default(layers)
     found: dict[tuple[int, ...], str] = {default: "the engines' default"}
     for shift, how in ((1, "higher"), (-1, "lower")):

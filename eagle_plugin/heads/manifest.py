@@ -69,8 +69,9 @@ def read_manifest(folder: str | Path) -> dict[str, Any] | None:
         if values["format"] != FORMAT:
             raise HeadError(f"{path} has format {values['format']!r}, wanted {FORMAT}; update eagle-plugin")
         values["aux_layers"] = tuple(int(i) for i in values["aux_layers"])
-        dict(values["target"])
-    except (ValueError, KeyError, TypeError) as error:
+        if not isinstance(values["target"], dict):
+            raise TypeError(f"target is a {type(values['target']).__name__}")
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
         raise HeadError(
             f"{path} is not a manifest of a head ({error!r}); export the head again or remove it"
         ) from error
@@ -86,7 +87,7 @@ def trained_depths(folder: str | Path) -> int | None:
     manifest = read_manifest(folder)
     try:
         return int((manifest or {})["training"]["recipe"]["phases"][-1]["steps"])
-    except (KeyError, IndexError, TypeError, ValueError):
+    except (KeyError, IndexError, TypeError, ValueError, OverflowError):
         return None  # trained by another project, or not at all
 
 

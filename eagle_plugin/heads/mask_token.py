@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from eagle_plugin.heads.files import HeadError, read_config, read_json, text_config
+from eagle_plugin.heads.files import HeadError, read_json, text_config
+from eagle_plugin.heads.target_config import read_target_config
 
 RESERVED = re.compile(r"reserved|unused|extra_|placeholder|dummy|<SPECIAL_\d+>", re.IGNORECASE)
 
@@ -23,7 +24,7 @@ def mask_token_candidates(target_dir: str | Path) -> list[int]:
         HeadError: the target has no tokenizer.json.
     """
     folder = Path(target_dir)
-    vocab_size = text_config(read_config(folder))["vocab_size"]
+    vocab_size = text_config(read_target_config(folder))["vocab_size"]
     path = folder / "tokenizer.json"
     if not path.is_file():
         raise HeadError(

@@ -10,7 +10,8 @@ from pathlib import Path
 from safetensors import safe_open
 from torch import Tensor
 
-from eagle_plugin.heads.files import DTYPES, HeadError, read_config, read_size, read_tensors, text_config
+from eagle_plugin.heads.files import DTYPES, HeadError, read_tensors, text_config
+from eagle_plugin.heads.target_config import read_target_config
 
 EMBEDDING = "embed_tokens.weight"
 
@@ -24,12 +25,12 @@ class TargetFiles:
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
-        raw = read_config(self.folder)
+        raw = read_target_config(self.folder)
         self.config = text_config(raw)  # of the language model inside a multimodal one
         self.architecture: str = (raw.get("architectures") or ["?"])[0]
-        self.hidden_size = read_size(self.config, "hidden_size", self.folder / "config.json")
-        self.vocab_size = read_size(self.config, "vocab_size", self.folder / "config.json")
-        self.num_layers = read_size(self.config, "num_hidden_layers", self.folder / "config.json")
+        self.hidden_size: int = self.config["hidden_size"]
+        self.vocab_size: int = self.config["vocab_size"]
+        self.num_layers: int = self.config["num_hidden_layers"]
         self._tensors = read_tensors(self.folder)
         self._prefix = self._find_embedding().removesuffix(EMBEDDING)
 

@@ -16,11 +16,12 @@ import numpy as np
 from eagle_plugin.heads.checkpoint import HeadInfo, check_fits, check_shapes, check_values, size_of
 from eagle_plugin.heads.description import HeadDescription, read_head
 from eagle_plugin.heads.draft_vocabulary import target_ids
-from eagle_plugin.heads.files import DTYPES, HeadError, LeftToEngine, StoredTensor, read_config, text_config
+from eagle_plugin.heads.files import DTYPES, HeadError, LeftToEngine, StoredTensor, text_config
 from eagle_plugin.heads.kinds import HeadSpec
 from eagle_plugin.heads.manifest import compare_target, fewer_levels
 from eagle_plugin.heads.other_layouts import windows
 from eagle_plugin.heads.suspicions import suspicions
+from eagle_plugin.heads.target_config import read_target_config
 from eagle_plugin.heads.target_table import engines_default, sglang_layers
 from eagle_plugin.heads.vllm_classes import QWEN3, class_config, class_name, counted_aux, misread, refuse_unknown
 
@@ -52,7 +53,7 @@ def describe_head(
             f"{head.folder} holds an {spec.kind} head, but --speculative-config has method {method}; "
             f'use "method": "{spec.method}" with this head'
         )
-    target, name, config = read_config(target_dir), class_name(head, spec.method), class_config(head)
+    target, name, config = read_target_config(target_dir), class_name(head, spec.method), class_config(head)
     vocabulary = text_config(target)["vocab_size"]
     layers = captured_layers(head, target) if spec.format.reads_aux_layers else ()
     tensors = head.by_parameter()
@@ -120,7 +121,7 @@ def count_aux(target_dir: str | Path, head_dir: str | Path) -> int | None:
     head = read_head(head_dir)
     if head.spec is None or not head.spec.format.reads_aux_layers:
         return None
-    layers = captured_layers(head, read_config(target_dir))
+    layers = captured_layers(head, read_target_config(target_dir))
     name, config = class_name(head, head.spec.method), class_config(head)
     return len(layers) if layers and counted_aux(config, name, layers) is not None else None
 

@@ -6,10 +6,8 @@ query heads that share a key head are computed together; logits and sums are flo
 
 from __future__ import annotations
 
-import functools
-import logging
-import os
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,11 +15,10 @@ from torch import Tensor
 from eagle_plugin.kernels import attention_torch as oracle
 from eagle_plugin.kernels.checks import check, check_all, name_of
 from eagle_plugin.kernels.float8 import FLOAT8
-from eagle_plugin.kernels.loader import function
+from eagle_plugin.kernels.loader import function, triton_module
 
 __all__ = ["extend_attention", "tree_attention"]
 
-log = logging.getLogger(__name__)
 NATIVE_DIMS = range(16, 577, 16)  # up to the latent rows of DeepSeek
 NATIVE_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -96,21 +93,18 @@ def tree_attention(
         limits = {"logit_cap": logit_cap, "window": window, "chunk": chunk}
         launch(*args, tail=tail, scale=scale, sinks=sinks, k_scale=k_scale, v_scale=v_scale, **limits)
         return out
+    options: dict[str, Any] = {
+        "scale": scale,
+        "logit_cap": logit_cap,
+        "sinks": sinks,
+        "k_scale": k_scale,
+        "v_scale": v_scale,
+    }
     for i, (row, prefix) in enumerate(zip(rows.tolist(), prefix_lens.tolist(), strict=True)):
         _check_row(slot_table, row, i, prefix + tail if prefix >= 0 else prefix)
         visible = oracle.tree_visible(ancestors[i], prefix, tail, window, chunk)
-        slots = _slots(slot_table, row, visible, k_cache.shape[0])
-        out[i * R : (i + 1) * R] = oracle.attend(
-            q[i * R : (i + 1) * R],
-            k_cache[slots],
-            v_cache[slots],
-            visible,
-            scale=scale,
-            logit_cap=logit_cap,
-            sinks=sinks,
-            k_scale=k_scale,
-            v_scale=v_scale,
-        )
+        slots, own = _slots(slot_table, row, visible, k_cache.shape[0]), slice(i * R, (i + 1) * R)
+        out[own] = oracle.attend(q[own], k_cache[slots], v_cache[slots], visible, **options)
     return out
 
 
@@ -163,6 +157,13 @@ def extend_attention(
     )
     if mask is not None:
         check(mask, "mask", torch.bool, (int((extend_lens * extend_lens).sum()),))
+    options: dict[str, Any] = {
+        "scale": scale,
+        "logit_cap": logit_cap,
+        "sinks": sinks,
+        "k_scale": k_scale,
+        "v_scale": v_scale,
+    }
     at = 0
     requests = zip(rows.tolist(), seq_lens.tolist(), extend_lens.tolist(), starts.tolist(), strict=True)
     for i, (row, n, e, start) in enumerate(requests):
@@ -175,18 +176,8 @@ def extend_attention(
         own = None if mask is None else mask[at : at + e * e].view(e, e)
         at += e * e
         visible = oracle.extend_visible(n, e, causal, own, window, q.device, chunk)
-        slots = _slots(slot_table, row, visible, k_cache.shape[0])
-        out[start : start + e] = oracle.attend(
-            q[start : start + e],
-            k_cache[slots],
-            v_cache[slots],
-            visible,
-            scale=scale,
-            logit_cap=logit_cap,
-            sinks=sinks,
-            k_scale=k_scale,
-            v_scale=v_scale,
-        )
+        slots, new = _slots(slot_table, row, visible, k_cache.shape[0]), slice(start, start + e)
+        out[new] = oracle.attend(q[new], k_cache[slots], v_cache[slots], visible, **options)
     return out
 
 
@@ -203,17 +194,10 @@ def _native(name: str, q: Tensor, v_cache: Tensor) -> Callable[..., None] | None
     return function(name) if q.shape[2] in NATIVE_DIMS and v_cache.shape[2] in NATIVE_DIMS else None
 
 
-@functools.cache
 def _triton() -> Callable[..., None] | None:
-    """The Triton kernel; None with EAGLE_KERNELS=torch or where Triton is not installed: then the torch path runs."""
-    if os.environ.get("EAGLE_KERNELS") == "torch":
-        return None
-    try:
-        from eagle_plugin.kernels import triton_attention
-    except ImportError as error:
-        log.warning("no Triton, the slower torch path runs tree attention on the GPU: %s", error)
-        return None
-    return triton_attention.tree_attention
+    """The Triton kernel; None where the torch path runs."""
+    module = triton_module("triton_attention", "tree attention")
+    return None if module is None else module.tree_attention
 
 
 def _check(

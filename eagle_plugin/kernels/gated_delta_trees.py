@@ -5,9 +5,6 @@ Both functions read and write the engine's caches by slot; `gated_delta.py` is w
 
 from __future__ import annotations
 
-import functools
-import logging
-import os
 from types import ModuleType
 
 import torch
@@ -16,10 +13,9 @@ from torch import Tensor
 from eagle_plugin.kernels import gated_delta
 from eagle_plugin.kernels.checks import check_all, name_of
 from eagle_plugin.kernels.gated_delta import Caches, Left, Net, Places, Projections, TreePlan
+from eagle_plugin.kernels.loader import triton_module
 
 __all__ = ["attend_trees", "commit_trees"]
-
-log = logging.getLogger(__name__)
 
 
 def room_for(rows: int, net: Net, dtype: torch.dtype) -> Left:
@@ -114,14 +110,5 @@ def _triton(like: Tensor) -> ModuleType | None:
     return _triton_kernels() if like.is_cuda else None
 
 
-@functools.cache
 def _triton_kernels() -> ModuleType | None:
-    """The kernels; None with EAGLE_KERNELS=torch or where Triton is not installed: then the torch path runs."""
-    if os.environ.get("EAGLE_KERNELS") == "torch":
-        return None
-    try:
-        from eagle_plugin.kernels import triton_gated_delta
-    except ImportError as error:
-        log.warning("no Triton, the slower torch path runs gated delta nets on the GPU: %s", error)
-        return None
-    return triton_gated_delta
+    return triton_module("triton_gated_delta", "gated delta nets")

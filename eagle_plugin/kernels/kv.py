@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import functools
-import os
 from collections.abc import Callable
 
 import torch
@@ -13,7 +11,7 @@ from torch import Tensor
 from eagle_plugin.core import verify as oracle
 from eagle_plugin.kernels.checks import check_all, check_values, name_of
 from eagle_plugin.kernels.float8 import FLOAT8, quantised
-from eagle_plugin.kernels.loader import function
+from eagle_plugin.kernels.loader import function, triton_module
 
 __all__ = ["compact_kv", "store_kv"]
 
@@ -112,16 +110,10 @@ def _store_float8(
     store_kv(keys, values, loc, k_bytes, v_bytes)
 
 
-@functools.cache
 def _triton() -> Callable[..., None] | None:
-    """The Triton kernel for caches of 8-bit floats; None where there is none, as in `attention._triton`."""
-    if os.environ.get("EAGLE_KERNELS") == "torch":
-        return None
-    try:
-        from eagle_plugin.kernels import triton_store
-    except ImportError:
-        return None
-    return triton_store.store_float8
+    """The Triton kernel for caches of 8-bit floats; None where the torch path runs."""
+    module = triton_module("triton_store", "writes to 8-bit caches")
+    return None if module is None else module.store_float8
 
 
 def _compact_kv_torch(

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import importlib
 import logging
 import os
 import platform
@@ -20,6 +21,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch  # before our library: its OpenMP runtime is the one that our kernels run on
@@ -193,3 +195,18 @@ def function(name: str, device: str = "cpu") -> Callable[..., Any] | None:
 def backend(kind: str = "cpu") -> str:
     """Return which kernels run on "cpu" or "cuda" tensors: "native" or "torch"."""
     return "torch" if load(kind) is None else "native"
+
+
+@functools.cache
+def triton_module(name: str, purpose: str) -> ModuleType | None:
+    """Return a module of kernels in Triton, None with EAGLE_KERNELS=torch or without Triton: then the torch path runs.
+
+    purpose: what the torch path runs instead, in the warning.
+    """
+    if os.environ.get("EAGLE_KERNELS") == "torch":
+        return None
+    try:
+        return importlib.import_module(f"eagle_plugin.kernels.{name}")
+    except ImportError as error:
+        log.warning("no Triton, the slower torch path runs %s on the GPU: %s", purpose, error)
+        return None

@@ -18,6 +18,9 @@ from eagle_plugin.kernels.loader import function
 
 __all__ = ["Penalties", "count_tokens", "penalize_nodes"]
 
+# The checks of the torch path are those of csrc/bindings/penalties.h.
+_ROWS = "the tables have a row for each request"
+
 
 def penalize_nodes(
     logits: Tensor,
@@ -36,33 +39,6 @@ def penalize_nodes(
     if native is not None:
         native(logits, tokens, ancestors, depths, rows, lengths, *penalties)
         return
-    _check_nodes(logits, tokens, ancestors, depths, rows, lengths, penalties)
-    oracle.penalize_nodes(logits, tokens, ancestors, depths, rows, lengths, penalties)
-
-
-def count_tokens(counts: Tensor, rows: Tensor, tokens: Tensor, lengths: Tensor) -> None:
-    """Count the tokens that a round yields, in place; see `core.penalties.count_tokens`."""
-    native = function("count_tokens", counts.device.type)
-    if native is not None:
-        native(counts, rows, tokens, lengths)
-        return
-    _check_counted(counts, rows, tokens, lengths)
-    oracle.count_tokens(counts, rows, tokens, lengths)
-
-
-# The torch path's checks; those of csrc/bindings/penalties.h.
-_ROWS = "the tables have a row for each request"
-
-
-def _check_nodes(
-    logits: Tensor,
-    tokens: Tensor,
-    ancestors: Tensor,
-    depths: Tensor,
-    rows: Tensor,
-    lengths: Tensor,
-    penalties: Penalties,
-) -> None:
     b, width = check_all(("tokens", tokens, "int64 b W")).values()
     if not 1 <= width <= MAX_WIDTH:
         raise ValueError(f"tokens has {width} nodes per request, wanted 1 to {MAX_WIDTH}: ancestors have 64 bits")
@@ -83,9 +59,15 @@ def _check_nodes(
         nodes=b * width,
     )
     check_values("rows[{at}] is {value}", rows, 0, sizes["P"] - 1, _ROWS)
+    oracle.penalize_nodes(logits, tokens, ancestors, depths, rows, lengths, penalties)
 
 
-def _check_counted(counts: Tensor, rows: Tensor, tokens: Tensor, lengths: Tensor) -> None:
+def count_tokens(counts: Tensor, rows: Tensor, tokens: Tensor, lengths: Tensor) -> None:
+    """Count the tokens that a round yields, in place; see `core.penalties.count_tokens`."""
+    native = function("count_tokens", counts.device.type)
+    if native is not None:
+        native(counts, rows, tokens, lengths)
+        return
     size, vocabulary, _, most = check_all(
         ("counts", counts, "int32 P V"),
         ("tokens", tokens, "int64 b E"),
@@ -96,3 +78,4 @@ def _check_counted(counts: Tensor, rows: Tensor, tokens: Tensor, lengths: Tensor
     check_values("lengths[{at}] is {value}", lengths, 0, most, "pass the lengths of verify_tree")
     counted = tokens.where(torch.arange(most, device=tokens.device) < lengths[:, None], 0)
     check_values("tokens[{at}] is {value}", counted, 0, vocabulary - 1, "counts has a column per token")
+    oracle.count_tokens(counts, rows, tokens, lengths)

@@ -29,14 +29,7 @@ def start_round(
     if native is not None:
         native(lengths, rows, req_to_token, rng_keys, sampling, *out)
         return
-    _check_start(out, lengths, rows, req_to_token, rng_keys, sampling)
-    oracle.start_round(out, lengths, rows, req_to_token, rng_keys, sampling)
-
-
-def _check_start(
-    out: RoundStart, lengths: Tensor, rows: Tensor, req_to_token: Tensor, rng_keys: Tensor, sampling: SamplingParams
-) -> None:
-    """The torch path's checks; those of csrc/bindings/round_start.h."""
+    # The torch path's checks; those of csrc/bindings/round_start.h.
     b, size, context = check_all(
         ("lengths", lengths, "int64 b"),
         ("rows", rows, "int64 b"),
@@ -58,3 +51,4 @@ def _check_start(
         raise ValueError(f"req_to_token has shape [{size}, {context}], wanted rows and positions: pass the engine's")
     check_values("lengths[{at}] is {value}", lengths, 0, None, "it counts committed tokens")
     check_values("rows[{at}] is {value}", rows, 0, size - 1, "req_to_token has a row for each request")
+    oracle.start_round(out, lengths, rows, req_to_token, rng_keys, sampling)

@@ -117,7 +117,11 @@ LABELS = ("shape", "depth", "phase", "le", "reason")  # all that are a metric's 
 
 
 def report_of(values: Values) -> PolicyReport:
-    """The inverse: the report whose metrics have these values. Raises KeyError, ValueError and IndexError."""
+    """The inverse: the report whose metrics have these values.
+
+    Raises:
+        KeyError, ValueError, IndexError, ArithmeticError: they are of another form.
+    """
 
     def of(metric: Metric) -> Mapping[str, float]:
         return values.get(metric.exported, {})

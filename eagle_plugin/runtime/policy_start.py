@@ -14,6 +14,8 @@ from eagle_plugin.policy.policy import Policy
 from eagle_plugin.runtime import cost_files
 from eagle_plugin.runtime.cost_files import CostFileError
 
+PREFIX_TOKENS = 256  # of each request in the log line of the first choices
+
 
 def start_policy(
     caps: Shape,
@@ -52,11 +54,11 @@ def start_policy(
     return policy
 
 
-def first_choices(policy: Policy, prefix_tokens: int = 256) -> str:
-    """A log line: what a policy that has seen no request yet would choose, for prefixes of so many tokens."""
+def first_choices(policy: Policy) -> str:
+    """A log line: what a policy that has seen no request yet would choose."""
     chosen = []
     for b in (1, 8, 32):
-        rates = policy.rates(b, b * prefix_tokens)
+        rates = policy.rates(b, b * PREFIX_TOKENS)
         best = max(rates, key=rates.__getitem__)
         chosen.append(f"{best} ({rates[best] / rates[PLAIN]:.2f}x of plain decoding) for {b}")
     return f"of a typical head the policy expects, as steps/topk/width: {', '.join(chosen)} requests"

@@ -5,14 +5,9 @@ With a target or flag that ours does not support the engine's own worker serves:
 
 from __future__ import annotations
 
-import ast
-import inspect
 import logging
 import os
-import re
-import textwrap
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 from eagle_plugin.core.shape import MAX_WIDTH
@@ -27,46 +22,15 @@ from eagle_plugin.runtime.synthetic import WARNING, source_of
 from eagle_plugin.sglang.adapters import unsupported_adapters
 from eagle_plugin.sglang.block_support import refuse_on_a_cpu, unsupported_block_drafters, worker_class
 from eagle_plugin.sglang.caches import NAMES, cache_dtypes, unsupported_cache
+from eagle_plugin.sglang.draft_classes import HEAD_ARCHITECTURES
 from eagle_plugin.sglang.parallel_support import unsupported_flags_beside, unsupported_models_beside
 from eagle_plugin.sglang.ranks import rank_logger
 from eagle_plugin.sglang.synthetic import SETTING
 
 logger = logging.getLogger("eagle_plugin")
 
-HEAD_ARCHITECTURES = ("LlamaForCausalLMEagle", "LlamaForCausalLMEagle3")
 # Targets with linear layers that our worker computes.
 GATED_DELTA_NETS = ("Qwen3NextForCausalLM", "Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration")
-# Heads that SGLang loads with classes of its own, by a part of the class's name.
-_DRAFT_CLASS = re.compile(r"Eagle|NextN|MTP|Assistant|DSpark|Draft")
-
-
-def has_own_draft_class(architecture: str) -> bool:
-    """Whether SGLang serves a head whose config.json names this class with a class other than ours."""
-    if architecture in HEAD_ARCHITECTURES:
-        return False
-    dots3 = architecture.startswith("Dots3")  # known to the engine by its configuration's class
-    return dots3 or bool(_DRAFT_CLASS.search(architecture)) or architecture in targets_with_drafts()
-
-
-@cache
-def targets_with_drafts() -> frozenset[str]:
-    """The classes of targets that bring their draft layers along: a head's folder may then be the target's.
-
-    SGLang makes the name of the draft's class from that of the target; what it compares with is read from its source.
-    """
-    from sglang.srt.configs import model_config
-
-    source = ast.parse(textwrap.dedent(inspect.getsource(model_config.ModelConfig._config_draft_model)))
-    names: set[str] = set()
-    for node in ast.walk(source):
-        if isinstance(node, ast.Compare) and ast.unparse(node.left) == "self.hf_config.architectures[0]":
-            (compared,) = node.comparators
-            is_name = isinstance(compared, ast.Name)  # of a list beside the class
-            found = getattr(model_config, ast.unparse(compared)) if is_name else ast.literal_eval(compared)
-            names |= {found} if isinstance(found, str) else set(found)
-    return frozenset(names)
-
-
 # Flags: the values that we serve, and why the engine's own worker serves another one.
 _FLAGS: tuple[tuple[str, tuple[Any, ...], str], ...] = (
     ("device", ("cpu", "cuda"), "only CPUs and NVIDIA GPUs are served"),

@@ -63,17 +63,19 @@ def test_an_earlier_document_keeps_other_rows(rows: list[Row], tmp_path: Path) -
 
 def test_chain_and_tree_have_as_many_nodes(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        parse(["--tree", "3/4/8"])
+        parse(["--chain", "5/1/6", "--tree", "3/4/8"])
     assert "--chain 5/1/6 and --tree 3/4/8 differ in nodes" in capsys.readouterr().err
+    assert str(parse(["--tree", "3/4/8"]).chain) == "7/1/8"
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "peagle"])
 def test_servers_of_a_head(kind: str) -> None:
     folder = head_folder(f"smollm2-135m-instruct-{kind}")
     assert kind_of(folder) == kind
-    options = parse(["--engine", "vllm"])
+    options = parse(["--engine", "vllm", "--policy", "auto"])
     specs = specs_of(options, Path("target"), folder, kind)
     shapes = {server_name(shape, lookup) for shape in (options.chain, options.tree) for lookup in (False, True)}
     assert set(specs) == {"plain"} | shapes
     assert {spec.environment.get("EAGLE_LOOKUP") for spec in specs.values()} == {None, "on", "off"}
+    assert {spec.environment.get("EAGLE_POLICY") for name, spec in specs.items() if name != "plain"} == {"auto"}
     assert len({spec.label for spec in specs.values()}) == 5

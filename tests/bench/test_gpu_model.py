@@ -1,9 +1,8 @@
-"""Steps `training`, `model` and `vllm-model` of `make gpu`: what they find wrong, and their small forms on a CPU."""
+"""Steps `model` and `vllm-model` of `make gpu`: what they find wrong, and their small forms on a CPU."""
 
 from __future__ import annotations
 
 import copy
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -11,12 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torch import Tensor
 
-from benchmarks.gpu import model_speed, training
+from benchmarks.gpu import model_rows, model_speed
 from benchmarks.gpu.engine_text import SERVES
 from benchmarks.gpu.model_cases import (
-    CAPTURED_ROWS,
     CASES,
     FULL,
     NEED_FLASHINFER,
@@ -25,46 +22,13 @@ from benchmarks.gpu.model_cases import (
     SHORT_CASES,
     SMALLEST,
     cases_of,
-    environment,
-    sglang_arguments,
-    vllm_arguments,
 )
-from benchmarks.gpu.model_process import EngineProcess, started
-from benchmarks.gpu.model_speed import FLOAT32, Measured
+from benchmarks.gpu.model_process import EngineProcess
+from benchmarks.gpu.model_rows import Measured
+from benchmarks.gpu.model_speed import FLOAT32
 from benchmarks.gpu.steps import Setting, StepError
-from eagle_plugin.learning.train.attention import Packing
 
 TINY, GPU = Setting("cpu", tiny=True), Setting("cuda", tiny=False)
-
-
-def test_heads_learn_the_same() -> None:
-    found = training.run(TINY)
-    assert [row["kind"] for row in found["compared"]] == ["eagle2", "eagle3", "peagle"]
-    # On a CPU both sides are the same computation; bfloat16 is not float32.
-    assert all(0.001 < row["device_error"] == row["cpu_error"] < 0.1 for row in found["compared"])
-    (row,) = found["speeds"]
-    assert row["tokens"] == 256 and row["tokens_per_s"] > 0
-    assert found["summary"][1].startswith("a head of tiny's size: ")
-
-
-def test_wrong_gradients_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Attention whose backward forgets the keys, in the last of the three computations: that on the device."""
-    backward, calls = Packing.backward, []
-
-    def forgetful(self: Packing, *arguments: Any) -> Any:
-        calls.append(1)
-        dq, dk, dv = backward(self, *arguments)
-        return dq, dk * (len(calls) <= 2 * 4), dv  # four draft steps
-
-    monkeypatch.setattr(Packing, "backward", forgetful)
-    with pytest.raises(StepError, match=r"eagle3: head\.\S* on cpu in bfloat16 is "):
-        training.compare("eagle3", training.TINY, TINY)
-
-
-def test_missing_gradients_are_found() -> None:
-    one: dict[str, Tensor] = {}
-    with pytest.raises(StepError, match="gradients of"):
-        training.distances(one, {"loss": None})  # type: ignore[dict-item]
 
 
 @pytest.mark.slow
@@ -121,15 +85,15 @@ def test_rows_and_sentences() -> None:
     found = model_speed.ask_in_groups(engine, [[1], [2]], Measured("plugin", 0.0, 1), 3)
     # Two groups of one question; the fake engine says six tokens in two seconds and two rounds to each.
     assert found == {"tokens_per_s": 3.0, "accept_length": 2.5}
-    row = model_speed.as_row(
+    row = model_rows.as_row(
         Measured("plugin", 0.0, 8), engine.case.what, [found, found | {"tokens_per_s": 5.0}], plain=2.0
     )
     assert (row["tokens_per_s"], row["lowest"], row["highest"], row["times_plain"]) == (4.0, 3.0, 5.0, 2.0)
     assert row["repeats"] == 2
     nothing_drafted = [found | {"accept_length": 0.0}]
-    plain = model_speed.as_row(Measured("plain", 1.0, 1), "plain decoding", nothing_drafted, plain=3.0)
-    alone = model_speed.as_row(Measured("plain", 1.0, 1), "plain decoding", nothing_drafted, plain=None)
-    assert [model_speed.as_sentence(one) for one in (row, plain, alone)] == [
+    plain = model_rows.as_row(Measured("plain", 1.0, 1), "plain decoding", nothing_drafted, plain=3.0)
+    alone = model_rows.as_row(Measured("plain", 1.0, 1), "plain decoding", nothing_drafted, plain=None)
+    assert [model_rows.as_sentence(one) for one in (row, plain, alone)] == [
         "the plugin, trees up to 3/4/16, T = 0, 8 requests: 4 tokens/s, 2.00x plain, accept length 2.50",
         "plain decoding, T = 1, 1 request: 3 tokens/s, 1.00x plain",
         "plain decoding, T = 1, 1 request: 3 tokens/s",
@@ -285,53 +249,3 @@ def test_what_is_missing_is_printed(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert model_speed.sampled_cases("sglang") == ("plain", "plugin")
     monkeypatch.setattr(model_speed.importlib.util, "find_spec", lambda name: name)
     assert model_speed.sampled_cases("sglang") == SAMPLED_CASES["sglang"]
-
-
-def test_an_engine_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = tmp_path / "python"
-    program.write_text("#!/bin/sh\necho 'ValueError: no such model' >&2\nexit 1\n")
-    program.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(program))
-    with (
-        started("plain", tmp_path, tmp_path, tmp_path, TINY) as engine,
-        pytest.raises(StepError, match="^plain decoding does not answer: ValueError: no such model$"),
-    ):
-        engine.wait_for_start(60.0)
-
-
-def test_an_engine_that_takes_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = tmp_path / "python"
-    program.write_text("#!/bin/sh\nsleep 600\n")
-    program.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(program))
-    with started("plain", tmp_path, tmp_path, tmp_path, TINY) as engine:
-        with pytest.raises(StepError, match=r"^plain decoding does not answer: 1 s are over, see its log$"):
-            engine.wait_for_start(1.0)
-        engine.end()
-
-
-def test_engines_that_share_a_gpu(tmp_path: Path) -> None:
-    """vLLM measures the memory that all of them take; what it captures is what the requests need."""
-    case = CASES["vllm"]["plugin"]
-    compiled, eager = (vllm_arguments(case, tmp_path, tmp_path, True, eager) for eager in (False, True))
-    assert compiled["kv_cache_memory_bytes"] == eager["kv_cache_memory_bytes"] == 4 << 30
-    assert compiled["cudagraph_capture_sizes"] == CAPTURED_ROWS and not compiled["enforce_eager"]
-    assert "cudagraph_capture_sizes" not in eager and eager["enforce_eager"]
-    assert CAPTURED_ROWS[-1] == compiled["max_num_seqs"] * 16
-    assert not {"kv_cache_memory_bytes", "cudagraph_capture_sizes"} & set(
-        vllm_arguments(case, tmp_path, tmp_path, False)
-    )
-
-
-@pytest.mark.parametrize("engine", ["sglang", "vllm"])
-def test_the_engines_differ_in_speculation_alone(engine: str, tmp_path: Path) -> None:
-    arguments = {"sglang": sglang_arguments, "vllm": vllm_arguments}[engine]
-    key = {"sglang": "speculative_algorithm", "vllm": "speculative_config"}[engine]
-    for case in CASES[engine].values():
-        given, variables = arguments(case, tmp_path, tmp_path, True), environment(engine, case, True)
-        assert (key in given) == (case.shape is not None) and given["dtype"] == case.dtype
-        assert ("TRITON_F32_DEFAULT" in variables) == (case.dtype == "float32")
-        assert (variables["EAGLE_PLUGIN"] != "0") == case.plugin
-    plain, ours = (arguments(CASES[engine][name], tmp_path, tmp_path, True) for name in ("plain", "plugin"))
-    assert {name: ours[name] for name in plain} == plain
-    assert set(SAMPLED_CASES[engine]) < set(CASES[engine])

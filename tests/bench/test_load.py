@@ -31,7 +31,7 @@ def completion(tokens: int, rounds: int | None) -> Completion:
 def test_text_usage_and_rounds_are_read(peer):
     pieces: list[str] = []
     (answer,) = ask_all(peer.endpoint, [question("hello")], Sampling(max_tokens=5), on_text=pieces.append)
-    assert answer.text == "w0 w1 w2 w3 w4 " == "".join(pieces)
+    assert answer.output.text == "w0 w1 w2 w3 w4 " == "".join(pieces)
     assert (answer.prompt_tokens, answer.completion_tokens, answer.finish_reason) == (3, 5, "length")
     assert answer.verify_rounds == 2
 
@@ -64,7 +64,7 @@ def test_reasoning_and_tool_calls_are_tokens_as_text_is(peer, pace, name, output
     first_s, gap_s = pace
     pieces: list[str] = []
     answers = ask_all(peer.endpoint, [question(name)] * 2, Sampling(max_tokens=7), on_text=pieces.append)
-    assert answers[0].output == answers[1].output == output and answers[0].text == ""
+    assert answers[0].output == answers[1].output == output and answers[0].output.text == ""
     assert "".join(pieces).count("w6") == 2
     for answer in answers:
         assert answer.completion_tokens == 7 and len(answer.gaps_s) == 6
@@ -86,7 +86,7 @@ def test_one_at_a_time_really_is(peer):
 
 def test_an_answer_without_text_is_an_answer(peer, pace):
     (answer,) = ask_all(peer.endpoint, [question("quiet")], Sampling(max_tokens=1))
-    assert answer.text == "" and answer.ttft_s >= pace[0]
+    assert answer.output.text == "" and answer.ttft_s >= pace[0]
 
 
 @pytest.mark.parametrize(("text", "message"), [("error", "no room"), ("cut", "ended without")])

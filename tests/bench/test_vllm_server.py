@@ -156,7 +156,7 @@ def test_an_answer_is_read_and_its_rounds_are_the_engines_own(servers):
     assert accept_length(answers) == delivered / drafts
     (alone,) = ask_all(plain.endpoint, [question("tell me")], sampling)
     assert alone.verify_rounds is None
-    assert alone.text == answers[0].text != ""
+    assert alone.output.text == answers[0].output.text != ""
 
 
 @started

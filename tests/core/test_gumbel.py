@@ -7,7 +7,7 @@ import scipy.stats
 import torch
 from torch import Tensor
 
-from eagle_plugin.core.gumbel import draw_tokens, gumbel_noise
+from eagle_plugin.core.gumbel import draw_tokens, gumbel_noise, noise_of_all
 from eagle_plugin.core.propose import propose
 from eagle_plugin.core.sampling import Filters, SamplingParams, target_distribution
 
@@ -38,6 +38,13 @@ def test_noise_is_of_key_position_and_token_alone() -> None:
     assert len(noise.unique()) == 5
     for other in ((4, 9), (3, 10), (3, 9 + 2**33)):
         assert not (gumbel_noise(*(torch.tensor([x]) for x in other), tokens[:1]) == noise[:1]).any()
+
+
+@pytest.mark.parametrize("vocabulary", [1, 8, 127])
+def test_the_noise_of_all_tokens_is_that_of_each(vocabulary: int) -> None:
+    given = keys(7), torch.arange(7) * 2**30
+    wanted = gumbel_noise(*given, torch.arange(vocabulary).expand(7, -1))
+    assert torch.equal(noise_of_all(*given, vocabulary), wanted)
 
 
 def test_noise_has_gumbels_distribution() -> None:

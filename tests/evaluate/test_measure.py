@@ -9,6 +9,7 @@ import dflash_models
 import pytest
 import tiny_models
 import torch
+from reference_decoder import plain_greedy, speculative_greedy
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
@@ -33,7 +34,6 @@ from eagle_plugin.learning.evaluate.measure import (
     greedy_accepted,
     walk_rounds,
 )
-from eagle_plugin.learning.reference.decode import plain_greedy, speculative_greedy
 from eagle_plugin.learning.reference.draft import draft_trees, prefill_head, topk_log_probs
 from eagle_plugin.learning.reference.target import target_features
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from reference_decoder import plain_greedy
 from transformers import AutoModelForCausalLM
 
 from eagle_plugin.learning.data.rows import DataError, TokenRow, format_row
 from eagle_plugin.learning.data.target_files import load_tokenizer
 from eagle_plugin.learning.evaluate.responses import chat_ids, generate_responses, held_out_rows, responses_at
-from eagle_plugin.learning.reference.decode import plain_greedy
 
 PROMPTS = [[0, 40, 41], [0, 99, 120, 77, 5, 60, 61], [0, 200]]
 

@@ -15,7 +15,8 @@ import torch
 from head_edits import Edit, config, drop, put, rename, shards, tensors
 from safetensors.torch import load_file
 
-from eagle_plugin.heads.checkpoint import HeadError, HeadInfo, check_head, read_config
+from eagle_plugin.heads.checkpoint import HeadError, HeadInfo, check_head
+from eagle_plugin.heads.files import read_config
 
 SHIPPED = Path(__file__).parents[2] / "examples" / "heads" / "smollm2-135m-instruct-eagle3"
 AUX = "eagle_aux_hidden_state_layer_ids"

@@ -10,7 +10,8 @@ import pytest
 import torch
 from head_edits import Edit, config, d2t, drop, put, set_d2t, shards, tensors
 
-from eagle_plugin.heads.checkpoint import HeadError, check_head, read_config
+from eagle_plugin.heads.checkpoint import HeadError, check_head
+from eagle_plugin.heads.files import read_config
 
 ALGORITHMS = {"tiny_eagle2": "EAGLE", "tiny_eagle3": "EAGLE3", "tiny_eagle3_reduced": "EAGLE3"}
 

@@ -13,14 +13,12 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from reference_decoder import served_head
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from trained_heads import rewrite, run, trained_head
 
-from eagle_plugin.heads.checkpoint import check_head
 from eagle_plugin.heads.draft_head import DraftHead
-from eagle_plugin.heads.eagle2 import Eagle2Head
-from eagle_plugin.heads.eagle3 import Eagle3Head
 from eagle_plugin.heads.export import save_head
 
 EMBEDDING = "model.embed_tokens.weight"
@@ -86,14 +84,12 @@ def heads(
     """Checkpoints and what the engine should compute with them."""
     torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("heads")
-    embedding, lm_head = (load_file(tiny_target / "model.safetensors")[n] for n in (EMBEDDING, "lm_head.weight"))
     found: dict[str, tuple[Path, DraftHead]] = {
-        "written eagle2": (tiny_eagle2, Eagle2Head.load(tiny_eagle2, (), embedding, lm_head))
+        "written eagle2": (tiny_eagle2, served_head(tiny_target, tiny_eagle2, "EAGLE"))
     }
     legacy = legacy_variant(tiny_eagle3, folder / "legacy")
     for name, path in {"eagle3": tiny_eagle3, "reduced": tiny_eagle3_reduced, "legacy": legacy}.items():
-        aux = check_head(tiny_target, path, algorithm="EAGLE3").aux_layer_ids
-        found[f"written {name}"] = path, Eagle3Head.load(path, aux, embedding, lm_head)
+        found[f"written {name}"] = path, served_head(tiny_target, path)
     for name, (options, keys) in EXPORTED.items():
         target = rewrite(tiny_target, folder / f"target of {name}", lambda c, k=keys: c | k) if keys else tiny_target
         head = trained_head(target=target, **options)

@@ -9,17 +9,14 @@ from pathlib import Path
 import pytest
 import tiny_models
 import torch
+from reference_decoder import served_head
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding
 
-from eagle_plugin.heads.draft_head import DraftHead
-from eagle_plugin.heads.eagle2 import Eagle2Head
-from eagle_plugin.heads.eagle3 import Eagle3Head
 from eagle_plugin.heads.files import HeadError
-
-AUX = (2, 3, 4)
+from eagle_plugin.heads.load import load_any_head
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +54,7 @@ def additive(n: int) -> Tensor:
 @torch.no_grad()
 def test_eagle2_equals_a_transformers_layer(tiny_eagle2: Path, tiny_target: Path) -> None:
     embedding, lm_head = target_weights(tiny_target)
-    head = Eagle2Head.load(tiny_eagle2, (), embedding, lm_head)
+    head = load_any_head(tiny_eagle2, tiny_target)
     n = 9
     tokens, features, positions = torch.randint(512, (n,)), torch.randn(n, 64), torch.arange(5, 5 + n)
     weights = load_file(tiny_eagle2 / "model.safetensors")
@@ -71,8 +68,8 @@ def test_eagle2_equals_a_transformers_layer(tiny_eagle2: Path, tiny_target: Path
 
 @torch.no_grad()
 def test_eagle3_equals_a_transformers_attention(tiny_eagle3: Path, tiny_target: Path) -> None:
-    embedding, lm_head = target_weights(tiny_target)
-    head = Eagle3Head.load(tiny_eagle3, AUX, embedding, lm_head)
+    embedding, _ = target_weights(tiny_target)
+    head = load_any_head(tiny_eagle3, tiny_target)
     n = 9
     tokens, features, positions = torch.randint(512, (n,)), torch.randn(n, 192), torch.arange(5, 5 + n)
     weights = load_file(tiny_eagle3 / "model.safetensors")
@@ -88,17 +85,11 @@ def test_eagle3_equals_a_transformers_attention(tiny_eagle3: Path, tiny_target: 
     torch.testing.assert_close(head.logits(state), norm(expected) @ weights["lm_head.weight"].T, rtol=1e-4, atol=1e-4)
 
 
-def load(kind: str, folder: Path, target: Path) -> DraftHead:
-    if kind == "EAGLE":
-        return Eagle2Head.load(folder, (), *target_weights(target))
-    return Eagle3Head.load(folder, AUX, *target_weights(target))
-
-
 @pytest.mark.parametrize("kind", ["EAGLE", "EAGLE3"])
 @torch.no_grad()
 def test_tree_node_equals_its_own_chain(kind: str, tiny_eagle2: Path, tiny_eagle3: Path, tiny_target: Path) -> None:
     """A node of a tree has the result that it has at the end of a sequence of its own path alone."""
-    head = load(kind, tiny_eagle2 if kind == "EAGLE" else tiny_eagle3, tiny_target)
+    head = load_any_head(tiny_eagle2 if kind == "EAGLE" else tiny_eagle3, tiny_target)
     prefix, paths = 6, [[0], [1], [0, 2], [1, 3], [0, 2, 4], [1, 3, 5]]  # two interleaved chains of nodes 0..5
     tokens, hidden = torch.randint(512, (prefix + 6,)), torch.randn(prefix + 6, 64)
     visible = torch.zeros(prefix + 6, prefix + 6, dtype=torch.bool)
@@ -124,7 +115,7 @@ def test_tree_node_equals_its_own_chain(kind: str, tiny_eagle2: Path, tiny_eagle
 
 @torch.no_grad()
 def test_batch_dimensions(tiny_eagle3: Path, tiny_target: Path) -> None:
-    head = load("EAGLE3", tiny_eagle3, tiny_target)
+    head = load_any_head(tiny_eagle3, tiny_target)
     tokens, features, positions = torch.randint(512, (2, 3, 7)), torch.randn(2, 3, 7, 192), torch.arange(7)
     state, past = head(head.embed(tokens), head.fuse(features), positions.expand(2, 3, 7), causal(7).expand(2, 3, 7, 7))
     one, _ = head(head.embed(tokens[1, 2]), head.fuse(features[1, 2]), positions, causal(7))
@@ -138,7 +129,7 @@ def test_batch_dimensions(tiny_eagle3: Path, tiny_target: Path) -> None:
 def test_markov_heads_draft_right(kind: str, dtype: torch.dtype, tmp_path: Path) -> None:
     """A chain of 5 drafts follows f, each with a probability close to one."""
     target = tiny_models.markov_target(tmp_path / "target", dtype=dtype)
-    embedding, lm_head = target_weights(target)
+    embedding, _ = target_weights(target)
     following = tiny_models.read_markov_map(target)
     path = [int(following[0])]
     for _ in range(9):
@@ -146,13 +137,12 @@ def test_markov_heads_draft_right(kind: str, dtype: torch.dtype, tmp_path: Path)
     sequence = torch.tensor(path)
     if kind == "EAGLE":
         folder = tiny_models.markov_eagle2_head(tmp_path / "head", target, dtype=dtype)
-        head: DraftHead = Eagle2Head.load(folder, (), embedding, lm_head)
         features = nn.functional.rms_norm(embedding[sequence[:3]], (len(embedding),))
     else:
         reduced = kind.endswith("reduced")
         folder = tiny_models.markov_eagle3_head(tmp_path / "head", target, reduced=reduced, dtype=dtype)
-        head = Eagle3Head.load(folder, AUX, embedding, lm_head)
         features = torch.cat([embedding[sequence[:3]]] * 3, -1)
+    head = load_any_head(folder, target)
     # rows 0..2 take tokens 1..3; the chain then drafts tokens 4..8
     state, past = head(head.embed(sequence[1:4]), head.fuse(features), torch.arange(3), causal(3))
     drafted = []
@@ -175,9 +165,12 @@ def test_norms_before_fc(norm: str, tiny_eagle3: Path, tiny_target: Path, tmp_pa
     (folder / "config.json").write_text(json.dumps(config))
     weights = load_file(folder / "model.safetensors")
     gains = torch.rand(3, 64) + 0.5
-    weights |= {"input_norm.weight": gains.flatten()} | {f"fc_norm.{i}.weight": gains[i].clone() for i in range(3)}
+    if norm == "fc_norm":
+        weights |= {f"fc_norm.{i}.weight": gains[i].clone() for i in range(3)}
+    else:
+        weights["input_norm.weight"] = gains.flatten()
     save_file(weights, folder / "model.safetensors")
-    head = load("EAGLE3", folder, tiny_target)
+    head = load_any_head(folder, tiny_target)
     features = torch.randn(5, 192) * torch.tensor([1.0, 10.0, 100.0]).repeat_interleave(64)
     size = 64 if norm == "fc_norm" else 192
     parts = features.unflatten(-1, (-1, size))
@@ -191,17 +184,15 @@ def test_norm_output_hands_on_the_normed_state(tiny_eagle3: Path, tiny_target: P
     shutil.copytree(tiny_eagle3, folder)
     config = json.loads((folder / "config.json").read_text()) | {"norm_output": True}
     (folder / "config.json").write_text(json.dumps(config))
-    plain, normed = load("EAGLE3", tiny_eagle3, tiny_target), load("EAGLE3", folder, tiny_target)
+    plain, normed = served_head(tiny_target, tiny_eagle3), served_head(tiny_target, folder)
     rows = plain.embed(torch.randint(512, (4,))), torch.randn(4, 64), torch.arange(4), causal(4)
     state, out = plain(*rows)[0], normed(*rows)[0]
     torch.testing.assert_close(out, nn.functional.rms_norm(state, (64,), eps=1e-5), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(normed.logits(out), plain.logits(state), rtol=1e-5, atol=1e-5)
 
 
-def test_loading_shares_the_targets_embedding(tiny_eagle3: Path, tiny_target: Path) -> None:
-    embedding, lm_head = target_weights(tiny_target)
-    head = Eagle3Head.load(tiny_eagle3, AUX, embedding, lm_head)
-    assert head.embedding.data_ptr() == embedding.data_ptr()
+def test_the_embedding_is_not_trained(tiny_eagle3: Path, tiny_target: Path) -> None:
+    head = load_any_head(tiny_eagle3, tiny_target)
     assert {name for name, p in head.named_parameters() if p.requires_grad} == set(head.state_dict()) - {
         "embedding",
         "d2t",
@@ -209,7 +200,7 @@ def test_loading_shares_the_targets_embedding(tiny_eagle3: Path, tiny_target: Pa
 
 
 def test_inverse_frequencies_keep_their_precision(tiny_eagle3: Path, tiny_target: Path) -> None:
-    head = Eagle3Head.load(tiny_eagle3, AUX, *target_weights(tiny_target), dtype=torch.bfloat16).to(torch.bfloat16)
+    head = load_any_head(tiny_eagle3, tiny_target, torch.bfloat16).to(torch.bfloat16)
     exact = LlamaRotaryEmbedding(head.config)(torch.zeros(1), torch.tensor([[2000]]))[0]
     torch.testing.assert_close(head.layers[0].self_attn.rotary(torch.zeros(1), torch.tensor([[2000]]))[0], exact)
 
@@ -221,9 +212,4 @@ def test_missing_tensor_is_named(tiny_eagle3: Path, tiny_target: Path, tmp_path:
     del weights["norm.weight"]
     save_file(weights, folder / "model.safetensors")
     with pytest.raises(HeadError, match="norm.weight"):
-        load("EAGLE3", folder, tiny_target)
-
-
-def test_head_of_the_other_kind_is_refused(tiny_eagle3: Path, tiny_target: Path) -> None:
-    with pytest.raises(HeadError, match="LlamaForCausalLMEagle3"):
-        load("EAGLE", tiny_eagle3, tiny_target)
+        load_any_head(folder, tiny_target)

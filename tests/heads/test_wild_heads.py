@@ -15,13 +15,13 @@ from wild_layouts import LAYOUTS
 
 from eagle_plugin.cli import main
 from eagle_plugin.heads.checkpoint import check_head
-from eagle_plugin.heads.draft_head import DraftHead, head_class
+from eagle_plugin.heads.draft_head import DraftHead
 from eagle_plugin.heads.export import save_head, warn_of_biases
 from eagle_plugin.heads.files import HeadError, LeftToEngine, canonical_name, load_weights, read_config
 from eagle_plugin.heads.interpretations import read_interpretations
-from eagle_plugin.heads.kinds import find_spec, stored_algorithm
+from eagle_plugin.heads.kinds import stored_algorithm
 from eagle_plugin.heads.load import load_any_head
-from eagle_plugin.heads.target_files import TargetFiles
+from eagle_plugin.heads.manifest import MANIFEST
 from eagle_plugin.heads.vllm_classes import SERVED
 from eagle_plugin.heads.vllm_rules import describe_head
 
@@ -98,15 +98,14 @@ def test_export(name: str, tiny_target: Path, tmp_path: Path) -> None:
     assert info.warnings == () and (layout.meant is None or info.aux_layer_ids == layout.meant)
 
     # As an engine loads it, with nothing but the keys and the tensors of the new folder.
-    target = TargetFiles(tiny_target)
-    shared = target.embedding(), target.lm_head()
-    after = head_class(find_spec(info.kind)).load(tmp_path / "out", info.aux_layer_ids, *shared)
+    (tmp_path / "out" / MANIFEST).unlink()
+    after = load_any_head(tmp_path / "out", tiny_target)
     features = FEATURES[:, : 192 if info.aux_layer_ids else 64]
     state, logits = run(after, TOKENS, features)
     for found, wanted in zip((state, logits), run(before, TOKENS, features), strict=True):
         assert torch.equal(found, wanted)
     if name in WRITTEN_OUT:
-        weights = load_file(folder / "model.safetensors") | {"embed_tokens.weight": shared[0]}
+        weights = load_file(folder / "model.safetensors") | {"embed_tokens.weight": after.embedding}
         torch.testing.assert_close(logits, draft(weights, WRITTEN_OUT[name], TOKENS, features), rtol=0, atol=2e-5)
 
     # Every stored value is in the new head, but for copies of the target's and tables that are made anew.

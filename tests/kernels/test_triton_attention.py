@@ -17,7 +17,7 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 if not INTERPRETED and not torch.cuda.is_available():
     pytest.skip("needs a GPU; test_triton_interpreter.py runs these tests without one", allow_module_level=True)
 
-from eagle_plugin.kernels import triton_attention  # noqa: E402  the variable counts when Triton is imported
+from eagle_plugin.kernels import triton_attention, triton_tiles  # noqa: E402  the variable counts when Triton is imported
 
 DEVICE = "cpu" if INTERPRETED else "cuda"
 TOLERANCE = {
@@ -90,7 +90,7 @@ def test_no_bitmask_is_shifted_by_its_width(monkeypatch: pytest.MonkeyPatch) -> 
     seen[::2, 40 + 63] = True
     case.write(0, seen)
     q = case.randn(63, case.heads, 64)
-    monkeypatch.setattr(triton_attention, "tile_for", lambda *_: triton_attention.Tile(64, keys=128, warps=4, stages=1))
+    monkeypatch.setattr(triton_attention, "tile_for", lambda *_: triton_tiles.Tile(64, keys=128, warps=4, stages=1))
     if INTERPRETED:
         from triton.runtime.interpreter import InterpreterBuilder
 

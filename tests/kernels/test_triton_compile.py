@@ -11,7 +11,7 @@ triton = pytest.importorskip("triton")
 
 from compiled_triton import SHARED, Compiled, compile_for  # noqa: E402
 
-from eagle_plugin.kernels import triton_attention, triton_store  # noqa: E402
+from eagle_plugin.kernels import triton_attention, triton_store, triton_tiles  # noqa: E402
 
 STACK = 64  # bytes per thread: a few registers spilled in the widest tile; whole rows of a tile would be kilobytes
 STACK_HOPPER = 512  # the fastest of sm_90 spills more
@@ -27,7 +27,7 @@ pytestmark = [
 def attend(cc: int, dtype: str, rows: int, dim: int, *, extras: bool, tile=None, stored: str | None = None) -> Compiled:
     """The kernel of `rows` query rows per key head, split; `extras`: with window, chunk, cap and sinks, not split;
     stored: of the cache, with scales."""
-    tile = tile or triton_attention.tile_for(rows, dim, SIZES[dtype], hopper=cc == 90 and not extras)
+    tile = tile or triton_tiles.tile_for(rows, dim, SIZES[dtype], hopper=cc == 90 and not extras)
     types = {"q_ptr": f"*{dtype}"} | dict.fromkeys(("k_ptr", "v_ptr"), f"*{stored or dtype}")
     types |= dict.fromkeys(("k_scale_ptr", "v_scale_ptr"), "*fp32")
     types |= dict.fromkeys(("rows_ptr", "prefix_ptr", "ancestors_ptr"), "*i64") | {"table_ptr": "*i32"}
@@ -70,7 +70,7 @@ CASES = [
 @pytest.mark.parametrize("cc, dtype, rows, dim, extras", CASES)
 def test_a_tile_fits(cc: int, dtype: str, rows: int, dim: int, extras: bool) -> None:
     found = attend(cc, dtype, rows, dim, extras=extras)
-    hopper, other = (triton_attention.tile_for(rows, dim, SIZES[dtype], hopper=x) for x in (True, False))
+    hopper, other = (triton_tiles.tile_for(rows, dim, SIZES[dtype], hopper=x) for x in (True, False))
     assert found.shared <= SHARED
     assert found.stack <= (STACK_HOPPER if cc == 90 and not extras and hopper != other else STACK)
     assert "cp.async" in found.ptx  # keys and values arrive while the block before them is computed
@@ -82,7 +82,7 @@ def test_a_tile_fits(cc: int, dtype: str, rows: int, dim: int, extras: bool) -> 
 @pytest.mark.parametrize("nodes", [16, 64])
 def test_both_products_of_a_wide_tile_are_wgmma(nodes: int) -> None:
     """On Hopper trees of 16 and 64 nodes, of 4 query heads per key head, multiply by whole groups of warps alone."""
-    tile = triton_attention.tile_for(4 * nodes, 128, SIZES["bf16"], hopper=True)
+    tile = triton_tiles.tile_for(4 * nodes, 128, SIZES["bf16"], hopper=True)
     found = attend(90, "bf16", 4 * nodes, 128, extras=False)
     assert "mma.sync" not in found.ptx
     assert set(WGMMA.findall(found.ptx)) == {f"m64n{tile.keys}k16", "m64n128k16"}  # logits, and weighted values
@@ -90,7 +90,7 @@ def test_both_products_of_a_wide_tile_are_wgmma(nodes: int) -> None:
 
 def test_a_narrow_tile_is_seen() -> None:
     """Negative control: with 2 warps there is no group of 4."""
-    found = attend(90, "bf16", 64, 128, extras=False, tile=triton_attention.Tile(64, keys=64, warps=2, stages=2))
+    found = attend(90, "bf16", 64, 128, extras=False, tile=triton_tiles.Tile(64, keys=64, warps=2, stages=2))
     assert "mma.sync" in found.ptx
     assert not WGMMA.findall(found.ptx)
 
@@ -130,17 +130,17 @@ def test_what_is_written_to_such_caches(cc: int, stored: str) -> None:
 
 def test_too_large_a_tile_is_seen() -> None:
     """Negative control of both bounds."""
-    found = attend(90, "bf16", 64, 256, extras=False, tile=triton_attention.Tile(rows=64, keys=64, warps=4, stages=3))
+    found = attend(90, "bf16", 64, 256, extras=False, tile=triton_tiles.Tile(rows=64, keys=64, warps=4, stages=3))
     assert found.shared > SHARED
     assert found.stack > STACK
-    wide = attend(90, "bf16", 256, 128, extras=False, tile=triton_attention.Tile(256, keys=64, warps=4, stages=2))
+    wide = attend(90, "bf16", 256, 128, extras=False, tile=triton_tiles.Tile(256, keys=64, warps=4, stages=2))
     assert wide.stack > STACK_HOPPER
 
 
 @pytest.mark.parametrize("cc", [80, 90, 100])
 def test_the_merge_fits(cc: int) -> None:
     types = {"part_ptr": "*fp32", "lse_ptr": "*fp32", "out_ptr": "*bf16"}
-    constants = dict(DIM_V=256, BLOCK_DV=256, SPLITS=triton_attention.MAX_SPLITS)
+    constants = dict(DIM_V=256, BLOCK_DV=256, SPLITS=triton_tiles.MAX_SPLITS)
     found = compile_for(cc, triton_attention._merge, types, constants)
     assert found.shared <= SHARED
     assert found.stack <= STACK

@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 
 pytest.importorskip("triton")
 
-from eagle_plugin.kernels import attention, triton_attention  # noqa: E402
+from eagle_plugin.kernels import attention, triton_attention, triton_tiles  # noqa: E402
 
 
 class Launches:
@@ -31,7 +31,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> tuple[Launches, Launches]:
     found = Launches(), Launches()
     monkeypatch.setattr(triton_attention, "_attend", found[0])
     monkeypatch.setattr(triton_attention, "_merge", found[1])
-    monkeypatch.setattr(triton_attention, "_device", lambda index: triton_attention.Device(132, hopper=True))
+    monkeypatch.setattr(triton_tiles, "_device", lambda index: triton_tiles.Device(132, hopper=True))
     monkeypatch.setattr(torch.cuda, "device_of", lambda tensor: FakeTensorMode())  # any context that does nothing
     return found
 
@@ -122,5 +122,5 @@ def test_argument_checks(kernels: tuple[Launches, Launches]) -> None:
     ],
 )
 def test_split_count(programs: int, width: int, rows: int, warps: int, splits: int) -> None:
-    tile = triton_attention.Tile(rows, keys=64, warps=warps, stages=2)
-    assert triton_attention.split_count(programs, width, processors=132, tile=tile) == splits
+    tile = triton_tiles.Tile(rows, keys=64, warps=warps, stages=2)
+    assert triton_tiles.split_count(programs, width, processors=132, tile=tile) == splits

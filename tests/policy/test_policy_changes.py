@@ -7,6 +7,7 @@ import random
 from itertools import accumulate, product
 
 import pytest
+from covering import half
 from policy_world import CAPS, HIGH, LOW, MIDDLE, SURE, World, device, new_policy, tree_sums
 
 from eagle_plugin.core.shape import PLAIN, Shape
@@ -19,15 +20,16 @@ from eagle_plugin.policy.policy import Policy
 # Rounds until a fall and a rise are followed, by batch size. With one request, the sums wrong and the drafts off it may
 # take 1,500 rounds to come back, and takes 280 in the median: a probe tells of one token or none, and probes may cost a
 # hundredth of the time.
+NONE = (0.05, 0.02, 0.01, 0.01)  # hardly any draft is accepted
 FOLLOWED = {1: (125, 1500), 32: (25, 100)}
 
 
-@pytest.mark.parametrize("late", [0, 2], ids=["at once", "scheduled ahead"])
-@pytest.mark.parametrize("follows", [False, True], ids=["sums stay", "sums follow"])
-@pytest.mark.parametrize("b", [1, 32])
-@pytest.mark.parametrize("free_rows", [1.5, 8], ids=["off when low", "shallow when low"])
+@pytest.mark.parametrize(("free_rows", "b", "follows", "late"), half((1.5, 8), (1, 32), (False, True), (0, 2)))
 def test_acceptance_that_falls_and_rises_is_followed(free_rows: float, b: int, follows: bool, late: int) -> None:
-    """free_rows are per request, so that the best shapes are the same at both batch sizes."""
+    """free_rows are per request, so that the best shapes are the same at both batch sizes: off or shallow when low.
+
+    follows: whether the sums of the head's estimates follow; late: rounds that are scheduled ahead.
+    """
     for seed in range(8):
         costs = device(free_rows * b, level=0.1)
         policy, world = new_policy(costs), World(costs, HIGH, seed=seed, noise=0.03, late=late)
@@ -98,10 +100,9 @@ def compare_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 # Probes
 
 
-@pytest.mark.parametrize("compares", [False, True])
-@pytest.mark.parametrize("b", [1, 32])
-@pytest.mark.parametrize("accepts", [HIGH, LOW, (0.05, 0.02, 0.01, 0.01)], ids=["high", "low", "none"])
-@pytest.mark.parametrize("free_rows", [1.5, 4, 100])
+@pytest.mark.parametrize(
+    ("free_rows", "accepts", "b", "compares"), half((1.5, 4, 100), (HIGH, LOW, NONE), (1, 32), (False, True))
+)
 def test_probes_cost_a_hundredth_of_the_time(
     monkeypatch: pytest.MonkeyPatch, free_rows: float, accepts: tuple[float, ...], b: int, compares: bool
 ) -> None:

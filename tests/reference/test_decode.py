@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import tiny_models
 import torch
+from reference_decoder import draft_tree, plain_greedy, served_head, speculative_greedy
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
@@ -15,8 +16,6 @@ from eagle_plugin.core.sampling import SamplingParams
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.core.verify import Accepted, verify_greedy
 from eagle_plugin.heads.draft_head import DraftHead
-from eagle_plugin.learning.reference.decode import load_head, plain_greedy, speculative_greedy
-from eagle_plugin.learning.reference.draft import draft_tree
 from eagle_plugin.learning.reference.target import target_features
 
 PROMPT = [0, 40, 41, 99, 120, 77, 5]
@@ -52,7 +51,7 @@ def test_equals_plain_greedy(
 ) -> None:
     steps, topk, width = SHAPES[shape]
     path, model = targets[name.split("_")[0]]
-    head = load_head(model, path, request.getfixturevalue(name), algorithm=HEADS[name])
+    head = served_head(path, request.getfixturevalue(name), HEADS[name])
     out = speculative_greedy(model, head, PROMPT, 13, Shape(steps, topk, width))
     assert out.tokens == plain_greedy(model, PROMPT, 13)
     if name.startswith("markov"):
@@ -82,7 +81,7 @@ def test_tree_is_made_of_chains(
     """The drafted tree is the EAGLE-2 tree in which every node was drafted from its own path alone."""
     steps, topk, width = 4, 3, 20
     path, model = targets["tiny"]
-    head = load_head(model, path, request.getfixturevalue(name), algorithm=HEADS[name])
+    head = served_head(path, request.getfixturevalue(name), HEADS[name])
     for tokens in (PROMPT, [0, 9, 8, 7, 200]):
         hidden = head.fuse(target_features(model, head, tokens[:-1]))
         frontier: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
@@ -111,7 +110,7 @@ def test_head_that_is_sometimes_wrong(algorithm: str, tmp_path: Path, targets: d
     """After some tokens the right child is the second best: a chain stops there, a tree continues."""
     path, model = targets["markov"]
     write = tiny_models.markov_eagle2_head if algorithm == "EAGLE" else tiny_models.markov_eagle3_head
-    head = load_head(model, path, write(tmp_path, path, wrong=0.3), algorithm=algorithm)
+    head = served_head(path, write(tmp_path, path, wrong=0.3), algorithm)
     plain = plain_greedy(model, PROMPT, 60)
     chain = speculative_greedy(model, head, PROMPT, 60, Shape.chain(3))
     tree = speculative_greedy(model, head, PROMPT, 60, Shape(3, 2, 15))
@@ -130,7 +129,7 @@ def test_wrong_verification_is_caught(targets: dict[str, tuple[Path, Any]], tiny
         return verify_greedy(tokens, parents, choices, max_accept_length)
 
     path, model = targets["tiny"]
-    head = load_head(model, path, tiny_eagle3, algorithm="EAGLE3")
+    head = served_head(path, tiny_eagle3)
     out = speculative_greedy(model, head, PROMPT, 24, Shape(2, 2, 4), verify=first_child)
     assert out.tokens != plain_greedy(model, PROMPT, 24)
 
@@ -154,10 +153,10 @@ def test_features_are_the_inputs_of_the_aux_layers(
         return lambda module, args, kwargs: seen.update({i: (args[0] if args else kwargs["hidden_states"])[0]})
 
     hooks = [layer.register_forward_pre_hook(watch(i), with_kwargs=True) for i, layer in enumerate(model.model.layers)]
-    features = target_features(model, load_head(model, path, tiny_eagle3_reduced, algorithm="EAGLE3"), PROMPT)
+    features = target_features(model, served_head(path, tiny_eagle3_reduced), PROMPT)
     for hook in hooks:
         hook.remove()
     assert torch.equal(features, torch.cat([seen[1], seen[4], seen[6]], -1))
 
-    features = target_features(model, load_head(model, path, tiny_eagle2, algorithm="EAGLE"), PROMPT)
+    features = target_features(model, served_head(path, tiny_eagle2, "EAGLE"), PROMPT)
     assert torch.equal(model.lm_head(features), model(torch.tensor([PROMPT])).logits[0])  # after the final norm

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from draft_paths import best_paths
+from reference_decoder import draft_tree, plain_greedy, served_head, speculative_greedy
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from trained_heads import rewrite, trained_head
@@ -17,8 +18,6 @@ from eagle_plugin.core.sampling import SamplingParams
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.heads.draft_head import DraftHead
 from eagle_plugin.heads.export import save_head
-from eagle_plugin.learning.reference.decode import load_head, plain_greedy, speculative_greedy
-from eagle_plugin.learning.reference.draft import draft_tree
 from eagle_plugin.learning.reference.target import target_features
 
 PROMPT = [0, 40, 41, 99, 120, 77, 5]
@@ -43,7 +42,7 @@ def cases(
     found = {}
     for name, (target, folder) in pairs.items():
         model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
-        found[name] = model, load_head(model, target, folder, algorithm="EAGLE3")
+        found[name] = model, served_head(target, folder)
     return found
 
 
@@ -99,7 +98,7 @@ def test_a_head_with_another_mask_is_right_at_the_first_level_only(
         "token": rewrite(markov_peagle, tmp_path / "token", lambda c: c | {"mask_token_id": 40, "ptd_token_id": 40}),
     }
     for name, folder in folders.items():
-        head = load_head(model, markov_target, folder, algorithm="EAGLE3")
+        head = served_head(markov_target, folder)
         found = speculative_greedy(model, head, PROMPT, 13, Shape.chain(LEVELS))
         assert found.tokens == plain_greedy(model, PROMPT, 13)
         assert max(found.accept_lengths) == 2, name
@@ -113,6 +112,5 @@ def test_without_the_mask_the_checkpoint_is_that_of_an_eagle3_head(
     weights = load_file(folder / "model.safetensors")
     del weights["mask_hidden"]
     save_file(weights, folder / "model.safetensors")
-    model = AutoModelForCausalLM.from_pretrained(markov_target, dtype=torch.float32)
-    head = load_head(model, markov_target, folder, algorithm="EAGLE3")
+    head = served_head(markov_target, folder)
     assert head.kind == "eagle3"

@@ -17,6 +17,7 @@ import tiny_models
 import torch
 from broken_verifier import FAULTS, Verify, one_noise_for_a_round
 from gtest import g_test, p_values
+from reference_decoder import draft_tree, plain_greedy, served_head, speculative_sample
 from sampling_distribution import distribution
 from torch import Tensor
 from transformers import AutoModelForCausalLM
@@ -26,8 +27,7 @@ from eagle_plugin.core.sampling import SamplingParams
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.core.verify import verify_tree
 from eagle_plugin.heads.draft_head import DraftHead
-from eagle_plugin.learning.reference.decode import load_head, plain_greedy, speculative_sample
-from eagle_plugin.learning.reference.draft import draft_tree, draft_trees, prefill_head
+from eagle_plugin.learning.reference.draft import draft_trees, prefill_head
 from eagle_plugin.learning.reference.target import path_logits, target_features, tree_logits
 
 PROMPT = [0, 40, 41, 99, 120, 77, 5]
@@ -63,7 +63,7 @@ def markov(request: pytest.FixtureRequest, markov_target: Path, tmp_path_factory
     with torch.no_grad():
         logits = model(torch.arange(model.config.vocab_size)[:, None]).logits[:, 0]
     varied = logits + 0.5 * torch.randn(logits.shape, generator=torch.Generator().manual_seed(0))
-    return Markov(model, load_head(model, markov_target, folder, algorithm="EAGLE3"), logits, varied)
+    return Markov(model, served_head(markov_target, folder), logits, varied)
 
 
 @pytest.fixture(scope="module")
@@ -185,7 +185,7 @@ def test_trees_of_one_text_are_the_trees_of_its_beginnings(
 ) -> None:
     """A tree at a place of a text, and the target's logits on it, are those of the text up to there alone."""
     model = AutoModelForCausalLM.from_pretrained(tiny_target, dtype=torch.float32).eval()
-    head = load_head(model, tiny_target, tiny_eagle3_reduced, algorithm="EAGLE3")
+    head = served_head(tiny_target, tiny_eagle3_reduced)
     tokens, shape = [*PROMPT, 9, 200, 31, 8, 8, 60], Shape(3, 3, 12)
     prefill = prefill_head(head, tokens, target_features(model, head, tokens))
     alone = SamplingParams.of(1, temperature)

@@ -158,10 +158,10 @@ def test_a_job_folder_is_searched(tmp_path: Path, undrawn: None) -> None:
     ("name", "content", "message"),
     [
         ("states.json", None, "has no states.json; make it with `eagle-plugin benchmark"),
-        ("states.json", "{", "states.json is not whole JSON"),
+        ("states.json", "{", "states.json is not JSON ("),
         ("states.json", '{"engine": "sglang"}', "engine_version: Field required; wanted the file of `eagle-plugin b"),
-        ("curve.json", '{"held_out": 3}', "curve.json: held_out: Input should be a valid list"),
-        ("heads-details.json", '{"a": {"gsm8k": {"chain4_t0": {"low": "x"}}}}', "heads-details.json: heads.a.gsm8k"),
+        ("curve.json", '{"held_out": 3}', "curve.json has held_out 3: Input should be a valid list"),
+        ("heads-details.json", '{"a": {"gsm8k": {"chain4_t0": {"low": "x"}}}}', "heads-details.json has heads.a.gsm8k"),
     ],
 )
 def test_a_bad_input_is_one_sentence(

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import bigram_models
 import peagle_models
 import torch
+from reference_decoder import served_head
 from tiny_checkpoints import Random, read_config
 from tiny_models import markov_eagle2_head
 from torch import Tensor
@@ -23,7 +24,6 @@ from eagle_plugin.core.shape import Shape
 from eagle_plugin.heads.kinds import HEADS
 from eagle_plugin.learning.data.rows import TokenRow
 from eagle_plugin.learning.evaluate.measure import Responses, greedy_accepted, walk_rounds
-from eagle_plugin.learning.reference.decode import load_head
 from eagle_plugin.learning.reference.draft import prefill_head
 
 VOCAB = bigram_models.VOCAB
@@ -117,9 +117,7 @@ class Reference:
     def __init__(self, target: Path, heads: Sequence[Path]) -> None:
         self._model: Any = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
         self._heads = {
-            path: load_head(
-                self._model, target, path, algorithm="EAGLE3" if "Eagle3" in str(read_config(path)) else "EAGLE"
-            )
+            path: served_head(target, path, "EAGLE3" if "Eagle3" in str(read_config(path)) else "EAGLE")
             for path in heads
         }
 

@@ -64,12 +64,7 @@ examples:
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The benchmark's options."""
-    parser = Parser(
-        prog="eagle-plugin bench-serving",
-        description=f"{DESCRIPTION}\n{EXPLANATION}",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser(prog="eagle-plugin bench-serving", description=f"{DESCRIPTION}\n{EXPLANATION}", epilog=EXAMPLES)
     add_server_options(parser)
     parser.add_argument(
         "--concurrency", type=at_least(1), nargs="+", metavar="N", help="numbers of clients (default: 1 2 4 8 16 32)"

@@ -59,12 +59,7 @@ examples:
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The trace's options."""
-    parser = Parser(
-        prog="eagle-plugin bench-serving --trace",
-        description=EXPLANATION,
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser(prog="eagle-plugin bench-serving --trace", description=EXPLANATION, epilog=EXAMPLES)
     add_server_options(parser)
     parser.add_argument(
         "--shapes",

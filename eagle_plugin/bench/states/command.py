@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -30,9 +29,8 @@ from eagle_plugin.bench.preparation import CONTEXT_LENGTH, at_least, plain_spec
 from eagle_plugin.bench.progress import Steps
 from eagle_plugin.bench.prompt_kinds import DRAFT_SLOTS, LONGEST
 from eagle_plugin.bench.servers import Server
-from eagle_plugin.bench.spec import EngineName
 from eagle_plugin.bench.states.aiperf import find_aiperf, measure_by_aiperf
-from eagle_plugin.bench.states.configs import WORKERS, Worker, state_specs
+from eagle_plugin.bench.states.configs import WORKERS, state_specs
 from eagle_plugin.bench.states.document import (
     PromptFacts,
     StateMeasurement,
@@ -51,6 +49,7 @@ from eagle_plugin.heads.manifest import describe_target
 
 STATES_FILE = "states.json"
 TEMPLATE_TOKENS = 128  # of a chat template around a prompt, at most
+CONCURRENCY = (1, 2, 4, 8)
 DESCRIPTION = """\
 Measure what a trained head gains under load. Up to three servers answer the same
 questions: the target without EAGLE, with the base head (if --base-head names one)
@@ -74,74 +73,50 @@ The defaults are 180 measurements: 4 numbers of clients, 3 sets, 5 repeats, 3 se
 """
 
 
-@dataclass(frozen=True)
-class StatesRequest:
-    """What to compare; the fields are the options of the command."""
-
-    target: str
-    head: str
-    base_head: str | None = None
-    prompts: Path | None = None
-    sets: tuple[str, ...] = ()
-    concurrency: tuple[int, ...] = (1, 2, 4, 8)
-    engine: EngineName = "sglang"
-    device: str | None = None  # None: a GPU if there is one
-    worker: Worker = "plugin"
-    repeats: int = 5
-    max_tokens: int = 64
-    temperature: float = 0.0
-    limit: int = 80  # prompts of each set
-    threads: int | None = None
-    out: Path = Path("out/benchmark")
-    resume: bool = False
-    aiperf: str | None = None  # the program, or "" to find one; None: only our own load
-    command: tuple[str, ...] = ()  # the arguments that the report tells
-
-
-def run_states(request: StatesRequest, steps: Steps) -> StatesReport:
+def run(options: argparse.Namespace, steps: Steps) -> StatesReport:
     """Start the servers, measure, and write OUT/states.json.
 
     Raises:
         ServerError, LoadError, ValueError, UserError: with one sentence for the user.
     """
-    check_engine(request.engine, request.device)
-    program = None if request.aiperf is None else find_aiperf(request.aiperf)
-    target = resolve_target(request.target, steps.console)
-    head = resolve_head(request.head, target)
-    base_head = None if request.base_head is None else resolve_head(request.base_head, target)
-    answer = round(request.max_tokens * LONGEST) + DRAFT_SLOTS
+    check_engine(options.engine, options.device)
+    program = None if options.aiperf is None else find_aiperf(options.aiperf)
+    target = resolve_target(options.target, steps.console)
+    head = resolve_head(options.head, target)
+    base_head = None if options.base_head is None else resolve_head(options.base_head, target)
+    answer = round(options.max_tokens * LONGEST) + DRAFT_SLOTS
     context = min(CONTEXT_LENGTH, text_config(read_config(target)).get("max_position_embeddings") or CONTEXT_LENGTH)
     longest = context - answer - TEMPLATE_TOKENS
     if longest < 1:
-        raise ValueError(f"--max-tokens {request.max_tokens} is too long for {context} tokens; give less")
-    sets = prompt_sets(request.sets, request.prompts, target, request.limit, longest)
+        raise ValueError(f"--max-tokens {options.max_tokens} is too long for {context} tokens; give less")
+    sets = prompt_sets(options.sets, options.prompts, target, options.limit, longest)
     cells = {
-        Cell(n, request.temperature, name): request.repeats for name in sets for n in sorted(set(request.concurrency))
+        Cell(n, options.temperature, name): options.repeats for name in sets for n in sorted(set(options.concurrency))
     }
-    plan = Plan(cells, answer_tokens=request.max_tokens)
+    plan = Plan(cells, answer_tokens=options.max_tokens)
     tokens = plan.max_concurrency * (max(found.longest for found in sets.values()) + TEMPLATE_TOKENS + answer)
-    plain = plain_spec(request.engine, target, request.device, request.threads, plan.max_concurrency, tokens, context)
-    specs = state_specs(plain, head, base_head, request.worker)
+    plain = plain_spec(options.engine, target, options.device, options.threads, plan.max_concurrency, tokens, context)
+    specs = state_specs(plain, head, base_head, options.worker)
     heads = {state: head_facts(spec.head) for state, spec in specs.items() if spec.head is not None}
-    path, questions = request.out / STATES_FILE, {name: found.questions for name, found in sets.items()}
+    path, questions = options.out / STATES_FILE, {name: found.questions for name, found in sets.items()}
     prompts = ", ".join(f"{name} {found.sha256}" for name, found in sets.items())
-    temperature = f"{request.temperature:g}"
-    identity = identify(specs, plan, worker=request.worker, prompts=prompts, temperature=temperature)
-    kind, logs = Measured[StateMeasurement], request.out / "logs"
-    run = begin_run(plan, questions, identity, kind, path, logs, steps, request.resume)
-    with run.measure(specs, lambda state, fields: StateMeasurement(state=state, **fields)) as ran:
+    temperature = f"{options.temperature:g}"
+    identity = identify(specs, plan, worker=options.worker, prompts=prompts, temperature=temperature)
+    kind, logs = Measured[StateMeasurement], options.out / "logs"
+    one = begin_run(plan, questions, identity, kind, path, logs, steps, options.resume)
+    with one.measure(specs, lambda state, fields: StateMeasurement(state=state, **fields)) as ran:
         by_aiperf = [] if program is None else measure_by_aiperf(
-            program, ran.servers, plan, questions, target, request.out / "aiperf", steps
+            program, ran.servers, plan, questions, target, options.out / "aiperf", steps
         )  # fmt: skip
         calibration = {state: factors for state, server in ran.servers.items() if (factors := _calibration(server))}
-    ones = run.measured.measurements
+    ones = one.measured.measurements
     comparisons = compare(ones)
     report = StatesReport(
-        **facts_of(request.engine),
+        **facts_of(options.engine),
         engine_version=ran.version,
         target=describe_target(target),
         heads=heads,
-        verdict=verdict(comparisons, ones, f"{request.engine} {ran.version}"),
+        verdict=verdict(comparisons, ones, f"{options.engine} {ran.version}"),
         comparisons=comparisons,
         rows=build_rows(ones),
         calibration=calibration,
@@ -151,17 +126,17 @@ def run_states(request: StatesRequest, steps: Steps) -> StatesReport:
         },
         settings=StatesSettings(
             **settings_of(specs, ran.busy),
-            worker=request.worker,
-            temperature=request.temperature,
-            max_tokens=request.max_tokens,
+            worker=options.worker,
+            temperature=options.temperature,
+            max_tokens=options.max_tokens,
         ),
         steal=StealCount.of(ran.watch),
-        command=shown_arguments(request.command),
+        command=shown_arguments(options.command),
         measurements=ones,
         aiperf=by_aiperf,
     )
     tables = [states_table(report), *([aiperf_table(report)] if report.aiperf else [])]
-    run.finish(report, tables, [])
+    one.finish(report, tables, [])
     return report
 
 
@@ -172,52 +147,45 @@ def _calibration(server: Server) -> list[float]:
     return []
 
 
-def parse(argv: Sequence[str] | None) -> StatesRequest:
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command's options."""
-    parser = Parser(
-        prog="eagle-plugin benchmark",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser(prog="eagle-plugin benchmark", description=DESCRIPTION, epilog=EPILOG)
     add = parser.add_argument
-    default = StatesRequest("", "")
     add("target", metavar="TARGET", help="folder of the target, or a name of `models list`")
     add("--head", required=True, metavar="NEW", help="the trained head: a folder, or a name of `models list`")
     add("--base-head", metavar="OLD", help="the head before training, or any head to compare with")
     add("--prompts", type=Path, metavar="FILE", help="your held-out prompts, a file of `data prepare`")
-    add("--sets", nargs="*", choices=SET_NAMES, default=None, help=f"standard sets ({' '.join(SET_NAMES[:-1])})")
-    clients = " ".join(map(str, default.concurrency))
-    add("--concurrency", type=at_least(1), nargs="+", metavar="N", default=default.concurrency, help=f"({clients})")
+    standard = SET_NAMES[:-1]
+    add("--sets", nargs="*", choices=SET_NAMES, default=standard, help=f"standard sets ({' '.join(standard)})")
+    clients = " ".join(map(str, CONCURRENCY))
+    add("--concurrency", type=at_least(1), nargs="+", metavar="N", default=CONCURRENCY, help=f"({clients})")
     engine = default_engine()
     add("--engine", choices=sorted(ENGINES), default=engine, help=f"default: {engine}")
     add_device_option(parser)
     worker = "who serves the heads: the plugin, the plugin with one tree, or the engine's own EAGLE (%(default)s)"
-    add("--worker", choices=WORKERS, default=default.worker, help=worker)
-    add("--repeats", type=at_least(1), metavar="N", default=default.repeats, help="of every cell (%(default)s)")
-    add("--max-tokens", type=at_least(2), metavar="N", default=default.max_tokens, help="of an answer (%(default)s)")
-    add("--temperature", type=at_least(0, float), metavar="T", default=default.temperature, help="(%(default)s)")
-    add("--limit", type=at_least(1), metavar="N", default=default.limit, help="prompts of each set (%(default)s)")
+    add("--worker", choices=WORKERS, default="plugin", help=worker)
+    add("--repeats", type=at_least(1), metavar="N", default=5, help="of every cell (%(default)s)")
+    add("--max-tokens", type=at_least(2), metavar="N", default=64, help="of an answer (%(default)s)")
+    add("--temperature", type=at_least(0, float), metavar="T", default=0.0, help="(%(default)s)")
+    add("--limit", type=at_least(1), metavar="N", default=80, help="prompts of each set (%(default)s)")
     add("--threads", type=at_least(1), metavar="N", help="OpenMP threads of every server (all cores)")
-    add("--out", type=Path, default=default.out, metavar="DIR", help="folder of states.json (%(default)s)")
+    add("--out", type=Path, default=Path("out/benchmark"), metavar="DIR", help="folder of states.json (%(default)s)")
     add("--aiperf", nargs="?", const="", metavar="PATH", help="measure every cell once more by aiperf (docs)")
     add("--resume", action="store_true", help="keep what an interrupted run with the same options measured")
-    values = vars(parser.parse_args(argv))
-    given = tuple(sys.argv[2:] if argv is None else argv)
-    values["sets"] = SET_NAMES[:-1] if values["sets"] is None else tuple(values["sets"])
-    values["concurrency"] = tuple(values["concurrency"])
-    return replace(default, **values, command=given)
+    options = parser.parse_args(argv)
+    options.command = tuple(sys.argv[2:] if argv is None else argv)  # the arguments that the report tells
+    return options
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print the table and the verdict; 1 after a failure, whose message is printed."""
-    request = parse(argv)
+    options = parse(argv)
     steps = Steps(Console())
 
     def command() -> int:
-        report = run_states(request, steps)
+        report = run(options, steps)
         steps.log(f"[bold]{escape(report.verdict)}[/]")
-        steps.log(f"written to {escape(str(request.out / STATES_FILE))}; for a page: eagle-plugin report {request.out}")
+        steps.log(f"written to {escape(str(options.out / STATES_FILE))}; for a page: eagle-plugin report {options.out}")
         return 0
 
     return exit_status("benchmark", steps.console, command)

@@ -6,7 +6,7 @@ every level, and all nodes of a level share it.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,7 +17,6 @@ from eagle_plugin.core.shape import Shape
 from eagle_plugin.core.tree import CandidateTable, DraftTree, Frontier, grow_level, new_table, select_tree
 from eagle_plugin.heads.draft_head import DraftHead, Roots
 from eagle_plugin.heads.layers import KeyValues
-from eagle_plugin.learning.reference.target import target_features
 
 SPARE = 16  # candidates beyond k, which show whether equal logits are on both sides of the cut
 
@@ -37,15 +36,6 @@ def prefill_head(head: DraftHead, tokens: list[int], features: Tensor) -> HeadPr
     return HeadPrefill(text, *head.read_text(text[1:], features[: len(tokens) - 1]))
 
 
-def draft_tree(
-    model: Any, head: DraftHead, tokens: list[int], params: SamplingParams, rng_keys: Tensor, shape: Shape
-) -> DraftTree:
-    """Draft one tree after tokens[-1], the root, which the target has not read yet; see `draft_trees` with b = 1."""
-    prefill = prefill_head(head, tokens, target_features(model, head, tokens[:-1]))
-    roots = torch.tensor([len(tokens) - 1], device=head.embedding.device)
-    return draft_trees(head, tokens, prefill, roots, params, rng_keys, shape)
-
-
 def draft_trees(
     head: DraftHead,
     tokens: list[int],
@@ -54,7 +44,6 @@ def draft_trees(
     params: SamplingParams,
     rng_keys: Tensor,
     shape: Shape,
-    sharpness: float = SHARPNESS,
 ) -> DraftTree:
     """Draft b trees at different places of one text: each level has the children of the best topk nodes before it.
 
@@ -62,7 +51,7 @@ def draft_trees(
     rng_keys [b] int64: of b requests, as for `core.propose.propose`; greedy ones do not read their key.
     shape.width: 2..64.
     """
-    table = draft_candidates(head, tokens, prefill, roots, params, rng_keys, shape, sharpness)
+    table = draft_candidates(head, tokens, prefill, roots, params, rng_keys, shape)
     return select_tree(table, torch.tensor(tokens, device=roots.device)[roots], shape.width)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from eagle_plugin.bench.states.document import StatesReport
 from eagle_plugin.common.errors import UserError
+from eagle_plugin.common.json_files import first_fault, read_object
 
 STATES = ("states.json", "benchmark/states.json")
 # Below the folder of a job: where its stages leave their files, the last training run last.
@@ -107,20 +107,17 @@ def _parse(model: type[Any], path: Path, wanted: str) -> Any:
 
 
 def _load(path: Path, wanted: str) -> Any:
+    fix = f"wanted the file of {wanted}; make it again"
     try:
-        return json.loads(path.read_bytes())
-    except OSError as error:
-        raise ReportError(f"{path} cannot be read ({error.strerror or error}), wanted the file of {wanted}") from error
-    except (ValueError, RecursionError) as error:
-        raise ReportError(f"{path} is not whole JSON, wanted the file of {wanted}; make it again") from error
+        return read_object(path, ReportError, fix)
+    except FileNotFoundError as error:
+        raise ReportError(f"{path} cannot be read (no such file); {fix}") from error
 
 
 def _validate(model: type[Any], value: Any, path: Path, wanted: str) -> Any:
     try:
         return model.model_validate(value)
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"]) or "the whole"
         raise ReportError(
-            f"{path}: {place}: {first['msg']}; wanted the file of {wanted} of this version, make it again"
+            f"{path} has {first_fault(error)}; wanted the file of {wanted} of this version, make it again"
         ) from None

@@ -17,7 +17,7 @@ pytest.importorskip("sglang.srt.speculative.eagle_worker_v2", reason="the SGLang
 
 from sglang.srt.model_executor.model_runner import ModelRunner
 
-from eagle_plugin.sglang import support
+from eagle_plugin.sglang import draft_classes, support
 
 
 def test_a_forward_over_trees_leaves_out_what_other_models_need():
@@ -135,7 +135,7 @@ def test_every_flag_that_support_reads_is_a_server_argument():
 
 
 def test_targets_that_bring_their_draft_layers_along():
-    """support.py: the names that the engine turns into the class of a draft head, so that we leave them to it."""
+    """draft_classes.py: the names that the engine turns into the class of a draft head, so that we leave them to it."""
     from sglang.srt.configs import model_config
 
     rewriting = inspect.getsource(model_config.ModelConfig._config_draft_model)
@@ -144,11 +144,11 @@ def test_targets_that_bring_their_draft_layers_along():
         for node in ast.walk(ast.parse(textwrap.dedent(rewriting)))
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and re.fullmatch(r"[A-Z]\w+_?\w+", node.value)
     } | set(model_config.MIMO_V2_MODEL_ARCHS)
-    left = {name for name in names if not support._DRAFT_CLASS.search(name)}
-    assert "Qwen3NextForCausalLM" in left and left - {"DSPARK"} <= support.targets_with_drafts()
-    assert all(name in left or support._DRAFT_CLASS.search(name) for name in support.targets_with_drafts())
-    assert not support.has_own_draft_class("LlamaForCausalLM")
+    left = {name for name in names if not draft_classes._DRAFT_CLASS.search(name)}
+    assert "Qwen3NextForCausalLM" in left and left - {"DSPARK"} <= draft_classes.targets_with_drafts()
+    assert all(name in left or draft_classes._DRAFT_CLASS.search(name) for name in draft_classes.targets_with_drafts())
+    assert not draft_classes.has_own_draft_class("LlamaForCausalLM")
     for name in ("LlamaForCausalLMEagle", "LlamaForCausalLMEagle3", "", "Qwen2ForCausalLM", "MistralForCausalLM"):
-        assert not support.has_own_draft_class(name)
+        assert not draft_classes.has_own_draft_class(name)
     for name in ("Qwen2ForCausalLMEagle", "DeepseekV3ForCausalLMNextN", "Dots3NoteForCausalLM", "MiMoMTP"):
-        assert support.has_own_draft_class(name)
+        assert draft_classes.has_own_draft_class(name)

@@ -8,7 +8,13 @@ from pathlib import Path
 
 import pytest
 import tiny_models
+import vllm_forks
 from log_lines import Lines
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _forked_ranks() -> None:
+    vllm_forks.fork_ranks()
 
 
 @pytest.fixture(scope="module")

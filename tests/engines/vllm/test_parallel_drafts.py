@@ -11,6 +11,7 @@ import pytest
 import torch
 from draft_paths import Path as Nodes
 from draft_paths import paths_of
+from reference_decoder import draft_tree, served_head
 from tiny_checkpoints import read_config
 from tiny_models import tiny_llama
 from torch import Tensor
@@ -22,8 +23,6 @@ from vllm_engines import chosen_by, engine, generate, runner
 from eagle_plugin.core.sampling import SamplingParams
 from eagle_plugin.core.shape import PLAIN, Levels, Shape
 from eagle_plugin.heads.export import save_head
-from eagle_plugin.learning.reference.decode import load_head
-from eagle_plugin.learning.reference.draft import draft_tree
 from eagle_plugin.policy.chooser import ShapeChooser
 from eagle_plugin.policy.costs import Costs, Curve, Forward
 from eagle_plugin.runtime.parallel_levels import HeadLevels, MaskRow
@@ -59,7 +58,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     made = trained_head("peagle", target, layers=2, mask_token_id=2, aux_layers=(1, 4, 6))
     save_head(made, head, target_dir=target, dtype=torch.float32)
     model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
-    return Pair(target, head, model, load_head(model, target, head, algorithm="EAGLE3"))
+    return Pair(target, head, model, served_head(target, head))
 
 
 @pytest.fixture(scope="module")

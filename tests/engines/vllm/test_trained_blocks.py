@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from reference_decoder import plain_greedy
 from tiny_models import tiny_llama
 from toy_targets import ToyDocument
 from trained_heads import rewrite
@@ -19,7 +20,6 @@ from vllm_engines import engine, generate, rounds
 from eagle_plugin.heads.create import new_head
 from eagle_plugin.heads.export import save_head
 from eagle_plugin.learning.data.store.features import Readout, Taps
-from eagle_plugin.learning.reference.decode import plain_greedy
 from eagle_plugin.learning.train.batches import pack
 from eagle_plugin.learning.train.methods import ObjectiveSettings
 from eagle_plugin.learning.train.objectives import Objective

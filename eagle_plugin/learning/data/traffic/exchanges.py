@@ -259,7 +259,8 @@ def _token_ids(chunks: list[dict[str, Any]]) -> _Ids:
         for position, choice in enumerate(choices if isinstance(choices, list) else []):
             if not isinstance(choice, dict):
                 continue
-            index = choice.get("index", position)
+            index = choice.get("index")
+            index = index if isinstance(index, int) else position
             if are_ids(choice.get("prompt_token_ids")):
                 ids.prompt.setdefault(index, choice["prompt_token_ids"])
             if are_ids(choice.get("token_ids")):

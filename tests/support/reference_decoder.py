@@ -19,10 +19,20 @@ from eagle_plugin.core.shape import Shape
 from eagle_plugin.core.tree import DraftTree
 from eagle_plugin.core.verify import Accepted, verify_greedy, verify_tree
 from eagle_plugin.heads.checkpoint import check_head
-from eagle_plugin.heads.draft_head import DraftHead, head_class
-from eagle_plugin.heads.kinds import find_spec
-from eagle_plugin.learning.reference.draft import draft_tree
-from eagle_plugin.learning.reference.target import path_logits
+from eagle_plugin.heads.draft_head import DraftHead
+from eagle_plugin.heads.interpretations import read_interpretations
+from eagle_plugin.heads.load import load_any_head
+from eagle_plugin.learning.reference.draft import draft_trees, prefill_head
+from eagle_plugin.learning.reference.target import path_logits, target_features
+
+
+def served_head(
+    target: str | Path, head: str | Path, algorithm: str = "EAGLE3", dtype: torch.dtype | None = None
+) -> DraftHead:
+    """The head with the aux layers that SGLang captures for it. Raises HeadError where it does not fit."""
+    layers = check_head(target, head, algorithm=algorithm).aux_layer_ids
+    served = next(found for found in read_interpretations(head, target) if found.aux_layers == layers)
+    return load_any_head(head, target, dtype, served)
 
 
 class Decoded(NamedTuple):
@@ -32,15 +42,13 @@ class Decoded(NamedTuple):
     accept_lengths: list[int]
 
 
-def load_head(model: Any, target_dir: str | Path, head_dir: str | Path, *, algorithm: str) -> DraftHead:
-    """Check the head in head_dir against its target and load it in the model's dtype, sharing the model's embedding.
-
-    Raises:
-        HeadError: the head does not fit the target.
-    """
-    info = check_head(target_dir, head_dir, algorithm=algorithm)
-    embedding, lm_head = model.get_input_embeddings().weight.detach(), model.get_output_embeddings().weight.detach()
-    return head_class(find_spec(info.kind)).load(head_dir, info.aux_layer_ids, embedding, lm_head, embedding.dtype)
+def draft_tree(
+    model: Any, head: DraftHead, tokens: list[int], params: SamplingParams, rng_keys: Tensor, shape: Shape
+) -> DraftTree:
+    """Draft one tree after tokens[-1], the root, which the target has not read yet; see `draft_trees` with b = 1."""
+    prefill = prefill_head(head, tokens, target_features(model, head, tokens[:-1]))
+    roots = torch.tensor([len(tokens) - 1], device=head.embedding.device)
+    return draft_trees(head, tokens, prefill, roots, params, rng_keys, shape)
 
 
 @torch.no_grad()

@@ -1,0 +1,45 @@
+"""Reads config.json of a target as draft heads are compared with it. torch is not imported."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from eagle_plugin.heads.files import HeadError, read_config, read_size, text_config
+
+SIZES = ("hidden_size", "num_hidden_layers", "vocab_size")  # of the language model
+
+
+def read_target_config(folder: str | Path) -> dict[str, Any]:
+    """Return config.json of a target, in which `text_config` finds every one of SIZES.
+
+    A checkpoint may leave out what is the default of its class (Gemma 3 leaves out vocab_size): transformers knows it.
+
+    Raises:
+        HeadError: config.json cannot be read, a size is no positive whole number, or architectures is no list of names.
+    """
+    config = read_config(folder)
+    where = Path(folder) / "config.json"
+    names = config.get("architectures")
+    if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+        raise HeadError(f"{where} has architectures {names!r}, wanted a list with the name of the target's class")
+    missing = [key for key in SIZES if text_config(config).get(key) is None]
+    if missing:
+        defaults = _of_class(folder, missing)
+        inner = config.get("text_config")
+        config = {**config, "text_config": {**inner, **defaults}} if isinstance(inner, dict) else config | defaults
+    for key in SIZES:
+        read_size(text_config(config), key, where)
+    return config
+
+
+def _of_class(folder: str | Path, keys: list[str]) -> dict[str, Any]:
+    """What the class of this target's config has for keys that its file leaves out; {} where transformers has no such
+    class."""
+    try:
+        from transformers import AutoConfig
+
+        found = AutoConfig.from_pretrained(folder, local_files_only=True).get_text_config()
+    except Exception:  # of as many kinds as there are classes; the sentence about the missing key says what to do
+        return {}
+    return {key: getattr(found, key, None) for key in keys}
