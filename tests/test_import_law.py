@@ -42,6 +42,15 @@ LAW: dict[str, set[str]] = {
     "selftest": {"core", "kernels", "runtime"},
     "sglang": {"core", "policy", "heads", "kernels", "runtime", "selftest", "traffic"},
     "vllm": {"core", "policy", "heads", "kernels", "runtime", "selftest", "traffic"},
+    # The halves that know an engine run in processes of their own.
+    "doctor": {
+        "kernels",
+        "runtime.startup",
+        "runtime.verdict",
+        "selftest.record",
+        "sglang.version",
+        "vllm.version",
+    },
     "learning.data": {"models", "traffic"},
     "learning.reference": {"core", "heads"},
     "learning.evaluate": {"core", "heads", "learning.data", "models", "learning.reference"},
@@ -62,7 +71,7 @@ LAW: dict[str, set[str]] = {
         "learning.jobs",
         "learning.train.recipe",
     },
-    "cli": {"models", "heads", "kernels", "learning.evaluate", "sglang", "vllm"},
+    "cli": {"models", "heads", "kernels", "learning.evaluate", "sglang", "vllm", "doctor"},
 }
 COMPAT_MAY_IMPORT = {"core", "kernels"}
 # An engine's package -> the only room that may import it.
