@@ -132,7 +132,7 @@ def _naming_packages() -> Iterator[None]:
             raise
         raise CommandError(
             f"this command needs the Python package {error.name}, which is not installed here; use the environment of "
-            "SGLang or vLLM, or run: pip install 'eagle-plugin[bench,data,train,privacy]'"
+            "SGLang or vLLM, or run: pip install 'eagle-plugin[learning]'"
         ) from error
 
 
