@@ -54,7 +54,7 @@ def test_a_wheel_that_auditwheel_changes_is_refused(name: str, fault: str, tmp_p
 
 @pytest.mark.slow
 @pytest.mark.matrix
-def test_the_distributions(tmp_path: Path) -> None:
+def test_the_distributions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From a copy of the repository's files: source distribution, wheel with its libraries, tag, metadata, bills."""
     listed = subprocess.run(
         ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True
@@ -63,6 +63,7 @@ def test_the_distributions(tmp_path: Path) -> None:
         if (ROOT / name).is_file() and not name.startswith(("tests/", "docs/")):
             (tmp_path / "root" / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, tmp_path / "root" / name)
+    monkeypatch.setenv("EAGLE_BUILD", "cpu")
     package.make(tmp_path / "root", tmp_path / "dist")
     (wheel,) = (tmp_path / "dist").glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
