@@ -32,7 +32,7 @@ COMPAT_NATIVE := $(wildcard compat/sglang-cpu/src/eagle_sglang_cpu/csrc/*.cc)
 CALM := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 ARGS ?=
 
-.PHONY: help env env-vllm env-vllm-next env-sglang-before env-aiperf wheel demo serve test test-fast test-matrix lint format bench bench-peagle loop acceptance soak gpu head head-eval contract docs lock clean distclean
+.PHONY: help env env-vllm env-vllm-next env-sglang-before env-aiperf wheel package demo serve test test-fast test-matrix lint format bench bench-peagle loop acceptance soak gpu head head-eval contract docs lock clean distclean
 
 help: ## this text
 	@echo 'eagle-plugin: EAGLE speculative decoding for stock inference engines'
@@ -104,6 +104,9 @@ env-aiperf: .venv-aiperf/.stamps/packages ## make .venv-aiperf, a second load ge
 
 wheel: ## build dist/*.whl: the plugin for both engines, and compat/sglang-cpu
 	@environments/make.sh wheels dist . compat/sglang-cpu
+
+package: env ## what is published: sdist, wheel with its true tag, checks, sizes, bills of materials, to dist/
+	$(BIN)/python tools/package.py $(ARGS)
 
 demo: $(ENGINE_ENV) ## compare plain decoding, the engine's EAGLE-3 and the plugin on a real model: table and picture
 	.venv-$(ENGINE)/bin/eagle-plugin demo --engine $(ENGINE) $(ARGS)

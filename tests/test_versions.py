@@ -6,7 +6,10 @@ import re
 from pathlib import Path
 
 import pytest
+import tomllib
+from packaging.requirements import Requirement
 
+import eagle_plugin
 from eagle_plugin.sglang import version as sglang
 from eagle_plugin.vllm import version as vllm
 
@@ -32,3 +35,29 @@ def test_the_environments_have_a_tested_version(file: str) -> None:
     name, tested = PINS[file]
     (pin,) = re.findall(rf"^{name}==([\w.]+)", (ROOT / file).read_text(), flags=re.M)
     assert pin in tested
+
+
+@pytest.mark.parametrize(("engine", "tested"), [("sglang", sglang.TESTED), ("vllm", vllm.TESTED)])
+def test_the_extra_of_an_engine_takes_the_tested_releases_and_no_other(engine: str, tested: tuple[str, ...]) -> None:
+    """The bounds are inclusive: no release between two tested ones was left out."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    (requirement,) = map(Requirement, extras[engine])
+    assert requirement.name == engine
+    assert {spec.version for spec in requirement.specifier} == {tested[0], tested[-1]}
+    assert [requirement.specifier.contains(release) for release in tested] == [True] * len(tested)
+    major, minor, patch = map(int, tested[-1].split("."))
+    for other in (f"{major}.{minor}.{patch + 1}", f"{major}.{minor + 1}.0", "0.1.0"):
+        assert not requirement.specifier.contains(other)
+
+
+def test_learning_is_all_that_the_commands_after_serving_need() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    (learning,) = map(Requirement, extras["learning"])
+    assert learning.name == "eagle-plugin"
+    assert learning.extras == extras.keys() - {"sglang", "vllm", "gpu", "learning"}
+
+
+def test_the_table_of_releases_has_the_tested_versions() -> None:
+    rows = re.findall(r"^\| (\d\S*)[^|]*\| ([^|]*) \| ([^|]*) \|", (ROOT / "docs/releases.md").read_text(), flags=re.M)
+    served = {plugin: (of_sglang.split(", "), of_vllm.split(", ")) for plugin, of_sglang, of_vllm in rows}
+    assert served[eagle_plugin.__version__] == (list(sglang.TESTED), list(vllm.TESTED))

@@ -136,7 +136,12 @@ ALLOWED = [
     Allowed(r"privacy|tests/data/|tiny_checkpoints", r"(?i)texts$|words", "", "texts to redact or to tokenize"),
     Allowed(r"privacy_texts|builtin|word_problems|tests/data/", "", r"[\"']", "planted texts and questions"),
     Allowed(r"tests/", r"^WORDS$|words$", r"WORDS|bad[ _]words", "words of a language: of prompts, or forbidden ones"),
-    Allowed(r"vllm|tests/engines|interpreted|wrap_markdown", r"(?i)bad_?words|long_words", "", "vLLM's and textwrap's"),
+    Allowed(
+        r"vllm|tests/engines|interpreted|wrap_markdown|doctor/command",
+        r"(?i)bad_?words|long_words",
+        "",
+        "vLLM's and textwrap's",
+    ),
     Allowed(r"core/rng\.py|murmur\.py|philox", r"words", "", "the 32-bit words of a counter-based generator"),
     Allowed(r"csrc/|tests/kernels/cuda", r"[Ww]ords", "", "machine words of a copy or of a warp's exchange"),
     Allowed(r"versions\.py|docs/versions", r"(?i)law", r"sampling_law", "a column of out/versions.json"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.metadata
+import json
 import os
 from collections.abc import Mapping
 from datetime import datetime, timezone
@@ -69,6 +70,18 @@ def read(key: Mapping[str, Any]) -> Record | None:
         return Record(reasons, str(kept["date"]), seconds)
     except (OSError, keyed_json.OtherKeyError, ValueError, KeyError, TypeError, RecursionError):
         return None
+
+
+def kept() -> list[Record]:
+    """All records, of any device and shape; those that cannot be read are left out."""
+    found = []
+    for path in sorted(folder().glob("*.json")):
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            found.append(Record(list(content["reasons"]), str(content["date"]), float(content["seconds"])))
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            continue
+    return found
 
 
 def write(key: Mapping[str, Any], reasons: list[str], seconds: float) -> Record:

@@ -17,6 +17,7 @@ CONTRACT: Contract = {
         "_disable_overlap_schedule_for_cpu": "server_args",
     },
     "sglang.srt.server_args": {"prepare_server_args": "argv"},
+    "sglang.srt.runtime_context": {"publish": "server_args role ..."},
     "sglang.srt.sampling.sampling_params.SamplingParams": {"verify": "self vocab_size", "custom_params": ""},
     "sglang.srt.arg_groups.overrides": {"declare_resolution": "server_args source fields", "resolving_view": ""},
     # Who makes the worker, and what the worker is.

@@ -249,6 +249,18 @@ def worker_factory(algorithm: str, engine_worker: type) -> Callable[..., Any]:
 
 def unsupported_reasons(server_args: Any, target_runner: Any) -> list[str]:
     """Why our worker does not support this server; empty when it does."""
+    reasons = unsupported_settings(server_args, target_runner)
+    if not reasons and target_runner.device == "cuda":
+        from sglang.srt.arg_groups.model_override_base import resolved_view
+
+        from eagle_plugin.sglang.selftest import agree
+
+        reasons += agree(unsupported_devices(target_runner, resolved_view(server_args)))  # of all ranks
+    return reasons
+
+
+def unsupported_settings(server_args: Any, target_runner: Any) -> list[str]:
+    """The same of flags, both models and their caches; no device is asked."""
     from sglang.srt.arg_groups.model_override_base import resolved_view
 
     arguments = resolved_view(server_args)
@@ -263,10 +275,11 @@ def unsupported_reasons(server_args: Any, target_runner: Any) -> list[str]:
     reasons += unsupported_adapters(target_runner)
     reasons += unsupported_models_beside(arguments, target_runner, draft_config)
     reasons += unsupported_block_drafters(arguments, server_args, target_runner)
-    if not reasons and target_runner.device == "cuda":
-        from eagle_plugin.sglang.selftest import agree
-
-        head_dims = [target_runner.model_config.head_dim, draft_config.head_dim]
-        caches = cache_dtypes(target_runner, arguments)
-        reasons += agree(unsupported_gpu(Gpu.current(), head_dims, caches))  # of all ranks
     return reasons
+
+
+def unsupported_devices(target_runner: Any, arguments: Any) -> list[str]:
+    """Why our worker does not serve on the current CUDA device; arguments: of the server, resolved."""
+    configs = target_runner.model_config, target_runner.spec_aux_config.draft_model_config
+    caches = cache_dtypes(target_runner, arguments)
+    return unsupported_gpu(Gpu.current(), [config.head_dim for config in configs], caches)

@@ -25,8 +25,10 @@ CONTRACT: Contract = {
     "vllm.engine.arg_utils.EngineArgs": {
         "create_speculative_config": "self ...",
         "from_cli_args": "cls ...",
+        "create_engine_config": "self usage_context headless",
         **attributes("model speculative_config"),
     },
+    "vllm.entrypoints.cli.serve.ServeSubcommand": {"subparser_init": "self subparsers", "validate": "self args"},
     "vllm.config.SchedulerConfig": {
         "get_scheduler_cls": "self",
         **attributes(

@@ -1,0 +1,1 @@
+"""Says who would serve a start command, and why, without starting it."""

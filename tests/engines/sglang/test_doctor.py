@@ -1,0 +1,87 @@
+"""`eagle-plugin doctor` on start commands of SGLang: the verdict of its real parser and of the plugin's own checks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("sglang")
+import dflash_models
+from doctor_verdicts import sglang_flags, sglang_verdicts
+from tiny_models import tiny_llama
+
+from eagle_plugin.core.shape import Shape
+from eagle_plugin.runtime.startup import engine_serves, plugin_serves
+
+pytestmark = pytest.mark.slow  # SGLang is imported twice
+
+
+@pytest.fixture(scope="module")
+def commands(tiny_target: Path, tiny_eagle3: Path, tiny_eagle2: Path, tmp_path_factory) -> dict[str, list[str]]:
+    other = tiny_llama(tmp_path_factory.mktemp("other"), hidden=96, heads=6, kv_heads=2)
+    drafter = dflash_models.tiny_dflash(tmp_path_factory.mktemp("drafter") / "drafter", tiny_target)
+    shape = ["--speculative-num-steps", "3", "--speculative-eagle-topk", "2", "--speculative-num-draft-tokens", "6"]
+    return {
+        "served": sglang_flags(tiny_target, tiny_eagle3, "EAGLE3", *shape),
+        "eagle2": sglang_flags(tiny_target, tiny_eagle2, "EAGLE"),
+        "block drafter": sglang_flags(tiny_target, drafter, "DFLASH"),
+        "flag": sglang_flags(tiny_target, tiny_eagle3, "EAGLE3", "--speculative-accept-threshold-single", "0.9"),
+        "plain": sglang_flags(tiny_target, None, None),
+        "draft model": sglang_flags(tiny_target, tiny_target, "STANDALONE"),
+        "wrong head": sglang_flags(other, tiny_eagle3),
+        "no such flag": sglang_flags(tiny_target, tiny_eagle3, "EAGLE3", "--treee", "1"),
+        "help": ["--help"],
+        "no such head": sglang_flags(tiny_target, tiny_target / "nowhere"),
+        "block drafter, flag": sglang_flags(
+            tiny_target, drafter, "DFLASH", "--speculative-accept-threshold-acc", "0.9"
+        ),
+    }
+
+
+def test_verdicts(commands: dict[str, list[str]], tiny_eagle3: Path) -> None:
+    found = dict(zip(commands, sglang_verdicts(list(commands.values())), strict=True))
+    serves = {name: one.serves for name, one in found.items()}
+    assert [serves.pop(name) for name in ("served", "eagle2", "block drafter")] == ["plugin"] * 3
+    assert [serves.pop(name) for name in ("flag", "draft model", "plain")] == ["engine", "engine", "plain"]
+    assert set(serves.values()) == {"nobody"}
+
+    served = found["served"]
+    assert served.sentence == plugin_serves("EAGLE3", Shape(3, 2, 6), "native")
+    assert served.plugin.startswith("eagle-plugin ") and "SGLang loads it" in served.plugin
+    memory = {cost.what: cost for cost in served.memory}
+    stored = (tiny_eagle3 / "model.safetensors").stat().st_size
+    weights = memory["the head's weights"].bytes
+    assert weights is not None and 0.9 * stored < weights <= stored  # float32, and a header
+    assert memory["the head's keys and values"].bytes == 4096 * 2 * 2 * 16 * 4
+    logits = memory["logits of the target for the trees"]
+    assert logits.bytes is not None and logits.bytes % (6 * 512 * 4) == 0
+
+    reason = "--speculative-accept-threshold-single 0.9: it changes the output's distribution"
+    assert found["flag"].reasons == [reason] and found["flag"].sentence == engine_serves("EAGLE3", "SGLang", [reason])
+    assert found["flag"].changes == [
+        "leave out --speculative-accept-threshold-single, or give it a value that is served"
+    ]
+    assert "--speculative-algorithm EAGLE3" in found["plain"].changes[0]
+    assert found["draft model"].sentence.startswith("STANDALONE: SGLang's own speculation serves it")
+    for name, message in (
+        ("wrong head", "but the target's hidden_size is 96"),
+        ("no such flag", "SGLang does not take the flags: unrecognized arguments: --treee 1"),
+        ("help", "starts no server"),
+        ("no such head", "nowhere is no folder on this disk"),
+        ("block drafter, flag", "DFLASH speculative decoding is not supported by CpuSRTPlatform"),
+    ):
+        assert message in found[name].sentence and "\n" not in found[name].sentence, found[name]
+    (why,) = found["block drafter, flag"].warnings
+    assert why.startswith("DFLASH is not served on a CPU: --speculative-accept-threshold-acc 0.9: it changes")
+
+
+def test_a_plugin_that_is_not_let_in(commands: dict[str, list[str]]) -> None:
+    (dropped,) = sglang_verdicts([commands["served"]], SGLANG_PLUGINS="other")
+    assert dropped.serves == "engine" and dropped.sentence.startswith("SGLANG_PLUGINS is 'other' and does not name")
+    assert dropped.changes == ["SGLANG_PLUGINS=other,eagle_plugin, or unset it"]
+    assert any("eagle_sglang_cpu" in line for line in dropped.warnings)
+    assert not any("logits" in cost.what for cost in dropped.memory)  # of the trees
+    (off,) = sglang_verdicts([commands["served"]], EAGLE_PLUGIN="0")
+    assert off.serves == "engine" and off.sentence == "eagle-plugin is switched off by EAGLE_PLUGIN=0"
+    assert off.changes == ["unset EAGLE_PLUGIN"] and off.plugin.endswith("SGLang loads it; EAGLE_PLUGIN=0")
