@@ -18,6 +18,7 @@ from eagle_plugin.runtime.engine_source import EngineSource
 # of them ("self logits") or the first ones ("self logits ...").
 Contract = Mapping[str, Mapping[str, str]]
 
+DOCTOR = "doctor.py"  # of an adapter: a command in a process of its own, which no server needs
 _PLACE = re.compile(r"\w+(\.\w+)+")
 
 
@@ -31,10 +32,13 @@ class Difference(NamedTuple):
         return f"{self.place} {self.found}"
 
 
-def touched_places(package: str, adapter: Path) -> list[str]:
-    """The dotted names of an engine that the modules in a folder import, or give to the engine's own registry."""
+def touched_places(package: str, adapter: Path, without: str = "") -> list[str]:
+    """The dotted names of an engine that the modules in a folder import, or give to the engine's own registry.
+
+    without: the name of a file that is not looked at.
+    """
     places = set()
-    for file in sorted(adapter.rglob("*.py")):
+    for file in sorted(file for file in adapter.rglob("*.py") if file.name != without):
         for node in ast.walk(ast.parse(file.read_text("utf-8"))):
             if isinstance(node, ast.ImportFrom) and not node.level and _below(node.module or "", package):
                 places |= {f"{node.module}.{alias.name}" for alias in node.names}
@@ -84,5 +88,16 @@ def attributes(names: str) -> dict[str, str]:
 
 
 def installed_differences(package: str, adapter: Path, contract: Contract) -> list[Difference]:
-    """What the installed engine has otherwise than an adapter wants it. Raises ModuleNotFoundError without one."""
-    return differences(EngineSource.installed(package), wanted_names(package, adapter, contract))
+    """What the installed engine has otherwise than an adapter's servers want it.
+
+    Raises ModuleNotFoundError without an engine.
+    """
+    return differences(EngineSource.installed(package), names_of_servers(package, adapter, contract))
+
+
+def names_of_servers(package: str, adapter: Path, contract: Contract) -> dict[str, str]:
+    """`wanted_names` without those that only DOCTOR touches."""
+    served = touched_places(package, adapter, without=DOCTOR)
+    apart = tuple(f"{place}." for place in set(touched_places(package, adapter)) - set(served))
+    wanted = wanted_names(package, adapter, contract).items()
+    return {place: parameters for place, parameters in wanted if not f"{place}.".startswith(apart)}

@@ -9,7 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from eagle_plugin.runtime.engine_contract import attributes, differences, touched_places, wanted_names
+from eagle_plugin.runtime.engine_contract import (
+    attributes,
+    differences,
+    names_of_servers,
+    touched_places,
+    wanted_names,
+)
 from eagle_plugin.runtime.engine_source import EngineSource
 
 FILES = {
@@ -136,3 +142,13 @@ def test_what_an_adapter_touches_and_what_is_otherwise(source: EngineSource, tmp
 def test_a_package_that_is_not_installed() -> None:
     with pytest.raises(ModuleNotFoundError, match="no package made_of_nothing is installed"):
         EngineSource.installed("made_of_nothing")
+
+
+def test_a_server_does_without_what_the_doctor_touches(tmp_path: Path) -> None:
+    (tmp_path / "one.py").write_text("from made import Piece\n")
+    (tmp_path / "doctor.py").write_text("from made import Piece\nfrom made.parts import Parser\n")
+    contract = {"made.Piece": {"make": "cls x"}, "made.parts.Parser": {"parse": "self"}}
+    names = {"made.Piece": "", "made.Piece.make": "cls x"}
+    assert names_of_servers("made", tmp_path, contract) == names
+    wanted = wanted_names("made", tmp_path, contract)
+    assert wanted == names | {"made.parts.Parser": "", "made.parts.Parser.parse": "self"}
