@@ -79,7 +79,7 @@ def counted(step: DecodeStep) -> Counter[str]:
     ("head", "asynchronous"),
     [
         ("reduced", True),
-        ("peagle", True),
+        pytest.param("peagle", True, marks=MATRIX),  # test_decode_step.py has its captured functions
         pytest.param("reduced", False, marks=MATRIX),
         pytest.param("full", True, marks=MATRIX),
         pytest.param("eagle2", True, marks=MATRIX),
