@@ -18,7 +18,17 @@ from eagle_plugin import cli
 from eagle_plugin.learning.data.generation import endpoints
 
 # These need a download or an engine: their calls fail even if nothing is wrong with their places.
-NEVER_WORK = ("models get", "models path", "demo", "serve", "bench", "bench-serving", "benchmark", "watch")
+NEVER_WORK = (
+    "models get",
+    "models path",
+    "demo",
+    "serve",
+    "bench",
+    "bench-serving",
+    "benchmark",
+    "watch",
+    "data collect",
+)
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,7 @@ import jsonschema
 import pytest
 from prometheus_client import REGISTRY
 
+from eagle_plugin.collect.metrics import FeatureMetrics
 from eagle_plugin.common.metric_registry import PREFIX, forget
 from eagle_plugin.policy.metrics import PolicyMetrics
 from eagle_plugin.runtime.round_metrics import RoundMetrics
@@ -112,8 +113,8 @@ def expressions(dashboard: dict[str, Any]) -> list[str]:
 
 @contextmanager
 def captures() -> Iterator[None]:
-    """While the metrics of a capture are registered."""
-    made = CaptureMetrics("m").made
+    """While the metrics of a capture and of a collection are registered."""
+    made = [*CaptureMetrics("m").made, *FeatureMetrics("m").made]
     yield
     for metric in made:
         REGISTRY.unregister(metric)

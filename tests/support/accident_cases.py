@@ -75,6 +75,10 @@ CASES = {
     "data features": Case(
         "{rows} --target {target} --store {out}", {"rows": "file", "target": "folder", "out": "new folder"}
     ),
+    "data collect": Case(
+        "{prompts} --endpoint {url} --target {target} --store {store} --out {out}",
+        {"prompts": "file", "out": "new file"},
+    ),
     "data verify": Case("{store}", {"store": "folder"}),
     "optimize": Case("{job} --out {out} --until prompts", {"job": "file", "out": "new folder"}),
     "train": Case(
@@ -110,6 +114,8 @@ CASES = {
         {"cache": "cache", "stdout": "stdout"},
     ),
     "version": Case("", {"stdout": "stdout"}),
+    "doctor": Case("", {"stdout": "stdout"}),
+    "new-head": Case("{target} {out}", {"target": "folder", "out": "new folder"}),
 }  # fmt: skip
 
 
