@@ -10,8 +10,8 @@ away, 1 to 48 at a time. The prefix cache is flushed before each check.
 After every --every requests the server must be as it was after the first ones: no request and no token of the cache in
 use, the same greedy texts of 8 probes, their accept length in the interval of the first ones, as many threads and open
 files, memory within 1 %. The counts of the metrics must agree with each other. The report is out/soak-ENGINE.json; the
-exit code is 1 if a rule is broken, and the report names it. An interrupted run continues with --resume, on a new
-server, from the request after the last check.
+exit code is 1 if a rule is broken, and the report names it; benchmarks/soak_shrink.py finds the requests. An
+interrupted run continues with --resume, on a new server, from the request after the last check.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import httpx
@@ -100,17 +100,17 @@ async def send(client: httpx.AsyncClient, ask: Ask) -> str:
         return type(error).__name__
 
 
-async def send_all(url: str, engine: str, seed: int, first: int, count: int) -> Counter[str]:
-    """Send the requests from number `first` on, as many at a time as the stream says."""
+async def send_asks(url: str, asks: Iterable[tuple[Ask, int]]) -> Counter[str]:
+    """Send requests in their order, each when fewer than so many run."""
     found: Counter[str] = Counter()
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=url, timeout=REQUEST_SECONDS, trust_env=False, limits=limits) as client:
         running: set[asyncio.Task[str]] = set()
-        for number in range(first, first + count):
-            while len(running) >= at_once(number):
+        for ask, most in asks:
+            while len(running) >= most:
                 done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
                 found.update(task.result() for task in done)
-            running.add(asyncio.create_task(send(client, ask_of(engine, seed, number))))
+            running.add(asyncio.create_task(send(client, ask)))
         found.update(await asyncio.gather(*running))
     return found
 
@@ -179,7 +179,8 @@ def run(options: argparse.Namespace, steps: Steps) -> Report:
             with steps.step("asking") as step:
                 while first < options.requests and time.monotonic() - soak.began < 60 * options.minutes:
                     count = min(options.every, options.requests - first)
-                    soak.answered += asyncio.run(send_all(server.url, options.engine, options.seed, first, count))
+                    asks = (ask_of(options.engine, options.seed, number) for number in range(first, first + count))
+                    soak.answered += asyncio.run(send_asks(server.url, ((ask, at_once(ask.number)) for ask in asks)))
                     first += count
                     report.checks.append(soak.check(first))
                     write_json(report, path)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from benchmarks.soak_checks import Check, faults_of
+from benchmarks.soak_checks import Check, Report, faults_of
 from benchmarks.soak_requests import ask_of, at_once, probes
+from benchmarks.soak_shrink import bounded, first_fault, shrunk
+from eagle_plugin.bench.machine import describe_machine
 
 GOOD = Check(
     requests=1000,
@@ -75,3 +78,35 @@ def test_every_rule_is_applied(changes: dict[str, Any], fault: str) -> None:
 
 def test_a_warm_up_may_grow() -> None:
     assert faults_of(GOOD, [GOOD.model_copy(update={"memory_mib": 1000.0, "threads": 10})]) == []
+
+
+@pytest.mark.parametrize("needed", [{17}, {3, 88}, {0, 1, 99}, set(range(40, 60))])
+def test_a_failing_list_is_cut_to_what_it_needs(needed: set[int]) -> None:
+    tried: list[Sequence[int]] = []
+
+    def fails(numbers: Sequence[int]) -> bool:
+        tried.append(numbers)
+        return needed <= set(numbers)
+
+    assert shrunk(range(100), fails) == sorted(needed)
+    assert len(tried) < 300 and all(list(one) == sorted(one) for one in tried)
+
+
+def test_after_the_last_attempt_what_was_found_is_kept() -> None:
+    with bounded(3, lambda numbers: 17 in numbers) as tried:
+        left = shrunk(range(100), tried)
+    assert 17 in left and len(left) < 100
+
+
+def test_the_first_fault_that_few_requests_can_show() -> None:
+    machine = describe_machine()
+    faults: list[list[str]] = [
+        [],
+        ["memory grew from 1 to 2 MiB"],
+        ["2 of the cache are in use although nothing runs"],
+        [],
+    ]
+    checks = [GOOD.model_copy(update={"requests": 10 * i + 10, "faults": x}) for i, x in enumerate(faults)]
+    report = Report(engine="vllm", seed=1, every=10, machine=machine, checks=checks)
+    assert first_fault(report) == (20, 30, "2 of the cache are in use although nothing runs")
+    assert first_fault(report.model_copy(update={"checks": checks[:2]})) is None

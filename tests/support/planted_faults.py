@@ -41,6 +41,20 @@ def lose_slots_in_sglang() -> None:
     TokenToKVPoolAllocator.free = free
 
 
+def lose_a_block_per_logprobs_in_vllm() -> None:
+    """Each request that asks for four log probabilities takes one block away."""
+    from vllm.v1.core.kv_cache_manager import KVCacheManager
+
+    healthy = KVCacheManager.free
+
+    def free(self: Any, request: Any) -> None:
+        healthy(self, request)
+        if request.sampling_params is not None and request.sampling_params.logprobs == 4:
+            self.block_pool.get_new_blocks(1)
+
+    KVCacheManager.free = free
+
+
 def accept_less_and_less() -> None:
     """A growing share of rounds accepts no draft."""
     from eagle_plugin.kernels import sampling
@@ -75,6 +89,7 @@ PLANTED = {
     "none": lambda: None,
     "nan": head_of_nan,
     "vllm leak": lose_blocks_in_vllm,
+    "vllm leak of some requests": lose_a_block_per_logprobs_in_vllm,
     "sglang leak": lose_slots_in_sglang,
     "drift": accept_less_and_less,
 }
