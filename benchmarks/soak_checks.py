@@ -107,9 +107,9 @@ def in_use(server: Server, engine: str) -> tuple[float, float]:
     return requests, metric_sum(text, "vllm:kv_cache_usage_perc")
 
 
-def wait_idle(server: Server, engine: str) -> tuple[float, float]:
+def wait_idle(server: Server, engine: str, seconds: float = IDLE_SECONDS) -> tuple[float, float]:
     """Until no request runs and, without a prefix cache, no token is held; the last values if that never comes."""
-    deadline, found = time.monotonic() + IDLE_SECONDS, (1.0, 1.0)
+    deadline, found = time.monotonic() + seconds, (1.0, 1.0)
     while any(found) and time.monotonic() < deadline:
         with contextlib.suppress(LoadError):  # requests run still
             flush_prefix_cache(server.endpoint)

@@ -35,6 +35,7 @@ from eagle_plugin.bench.progress import Steps
 from eagle_plugin.bench.servers import Server, ServerError
 from eagle_plugin.common.atomic_io import write_output
 
+IDLE_SECONDS = 5.0  # after the last answer of a part, in which a server gives back what it holds
 # In the sentences of `soak_checks.faults_of`: what only a long stream shows.
 OF_LONG_STREAMS = ("memory grew", " are open, ", "accept length is")
 TEST = '''"""Found by benchmarks/soak.py ({engine}): {fault}."""
@@ -86,7 +87,7 @@ class Replay:
                 send_asks(server.url, [(ask, at_once(ask.number) if together else 1) for ask in made])
             )
             server.check_alive()
-            running, used = wait_idle(server, self._options.engine)
+            running, used = wait_idle(server, self._options.engine, IDLE_SECONDS)
             if running or used:
                 found.append(f"{running:g} requests run and {used:g} of the cache are in use although nothing was left")
             if ask_probes(server) != self._expected:
