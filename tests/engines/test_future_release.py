@@ -68,7 +68,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def answers(server: Server) -> list[str]:
     questions = [Question(id=str(i), group="words", prompt=prompt) for i, prompt in enumerate(make_prompts(8))]
     done = ask_all(server.endpoint, questions, Sampling(max_tokens=32, ignore_eos=True), concurrency=4)
-    return [one.text for one in done]
+    return [one.output.text for one in done]
 
 
 def logged(server: Server, text: str) -> list[str]:

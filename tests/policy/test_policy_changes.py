@@ -263,7 +263,7 @@ def loss(sigma: float) -> float:
     return lost / total
 
 
-@pytest.mark.parametrize(("sigma", "most"), [(0.0, 0.025), (0.15, 0.03)])
+@pytest.mark.parametrize(("sigma", "most"), [pytest.param(0.0, 0.025, marks=pytest.mark.matrix), (0.15, 0.03)])
 def test_wrong_tables_cost_little_where_shapes_are_compared(
     monkeypatch: pytest.MonkeyPatch, sigma: float, most: float
 ) -> None:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-FEW = 40  # examples of a test in `make test`
+FEW = 20  # examples of a test in `make test`
 SECONDS = float(os.environ.get("FUZZ_SECONDS", "60"))  # of a test in the matrix
 
 # Values that are where others are expected: other types, limits of numbers, text that means something elsewhere.

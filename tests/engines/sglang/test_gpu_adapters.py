@@ -21,7 +21,8 @@ from eagle_plugin.sglang.adapters import Adapters, unsupported_adapters
 
 
 @pytest.mark.server
-@pytest.mark.parametrize("control", [False, pytest.param(True, marks=pytest.mark.matrix)])
+@pytest.mark.matrix  # beside the tests below, and vLLM's of the same rounds
+@pytest.mark.parametrize("control", [False, True])
 def test_captured_rounds_with_adapters(control: bool, tmp_path: Path) -> None:
     """SGLang's backend of GPUs, with trees of changing shapes, against plain decoding by that of CPUs.
 

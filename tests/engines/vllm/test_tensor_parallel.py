@@ -176,6 +176,7 @@ def replays_of(worker: Any) -> int:
     return int(worker.worker.model_runner._step.functions.replays)
 
 
+@pytest.mark.matrix  # another engine of two ranks; beside test_text_of_two_ranks_is_that_of_one and test_graphs.py
 def test_captured_steps(models: Models, expected: Spoken, two_ranks: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """What ranks send each other is replayed with the rest."""
     monkeypatch.setenv("EAGLE_GRAPHS", "emulate")
