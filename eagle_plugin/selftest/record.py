@@ -73,12 +73,13 @@ def read(key: Mapping[str, Any]) -> Record | None:
 
 
 def kept() -> list[Record]:
-    """All records, of any device and shape; those that cannot be read are left out."""
-    found = []
+    """All records of the present sources, of any device and shape; those that cannot be read are left out."""
+    found, present = [], {sources_digest(kind) for kind in loader.KINDS}
     for path in sorted(folder().glob("*.json")):
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
-            found.append(Record(list(content["reasons"]), str(content["date"]), float(content["seconds"])))
+            if content["key"]["sources"] in present:
+                found.append(Record(list(content["reasons"]), str(content["date"]), float(content["seconds"])))
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             continue
     return found

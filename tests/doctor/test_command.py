@@ -10,6 +10,7 @@ import pytest
 
 from eagle_plugin import cli
 from eagle_plugin.doctor import command, environment
+from eagle_plugin.kernels import loader
 from eagle_plugin.runtime import verdict
 from eagle_plugin.runtime.verdict import Cost, Verdict
 
@@ -71,6 +72,7 @@ def test_an_interpreter_without_plugin_or_engine(capsys, tmp_path) -> None:
 
 
 def test_without_a_command_the_environment_decides(capsys, monkeypatch, tmp_path) -> None:
+    loader.backend("cpu")  # not built anew in an empty cache
     monkeypatch.setenv("EAGLE_CACHE_DIR", str(tmp_path / "deep/cache"))
     for name in ("EAGLE_PLUGIN", "SGLANG_PLUGINS", "VLLM_PLUGINS"):
         monkeypatch.delenv(name, raising=False)

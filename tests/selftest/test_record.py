@@ -41,6 +41,14 @@ def test_a_result_is_kept() -> None:
     assert record.write(key(), [], 1.0).passed and record.read(key()).reasons == []
 
 
+def test_those_of_other_sources_are_not_listed() -> None:
+    record.write(key(sources="another"), ["verify_tree: wrong"], 1.0)
+    assert record.kept() == []
+    written = record.write(key(), [], 1.0)
+    record.folder().joinpath("cut.json").write_text("{")
+    assert record.kept() == [written]
+
+
 @pytest.mark.parametrize(
     "name", ["part", "device", "driver", "torch", "triton", "plugin", "sources", "engine", "shape"]
 )
