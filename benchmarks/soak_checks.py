@@ -6,7 +6,7 @@ import contextlib
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
@@ -60,22 +60,28 @@ class Report(Strict):
         return [f"after {check.requests} requests: {fault}" for check in self.checks for fault in check.faults]
 
 
+def leftovers(running: float, in_use: float, same_responses: bool, answered: Mapping[str, int]) -> list[str]:
+    """What a server must not be left with by requests, however few."""
+    found = []
+    if running:
+        found.append(f"{running:g} requests run although every answer has come")
+    if in_use:
+        found.append(f"{in_use:g} of the cache are in use although nothing runs")
+    if not same_responses:
+        found.append("the greedy texts of the probes differ from those at the start")
+    bad = {key: count for key, count in answered.items() if key not in ("200", "left")}
+    if bad:
+        found.append(f"requests ended with {bad}")
+    return found
+
+
 def faults_of(check: Check, earlier: Sequence[Check]) -> list[str]:
     """The rules that a check breaks; `earlier` are those of the same server, of which the first is its warm-up."""
-    found = []
-    if check.running:
-        found.append(f"{check.running:g} requests run although every answer has come")
-    if check.cache_in_use:
-        found.append(f"{check.cache_in_use:g} of the cache are in use although nothing runs")
-    if not check.same_responses:
-        found.append("the greedy texts of the probes differ from those at the start")
+    found = leftovers(check.running, check.cache_in_use, check.same_responses, check.answered)
     if check.accepted > check.drafted:
         found.append(f"{check.accepted:g} tokens were accepted of {check.drafted:g} drafted ones")
     if check.verify_rounds > check.shape_rounds:
         found.append(f"{check.verify_rounds:g} rounds verified trees of {check.shape_rounds:g} rounds of all shapes")
-    bad = {key: count for key, count in check.answered.items() if key not in ("200", "left")}
-    if bad:
-        found.append(f"requests ended with {bad}")
     if len(earlier) < 2:
         return found
     first = earlier[1]

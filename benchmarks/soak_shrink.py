@@ -14,11 +14,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import itertools
 import json
 import sys
 import tempfile
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import httpx
@@ -27,7 +27,7 @@ from rich.console import Console
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.soak import send_asks, spec_of
-from benchmarks.soak_checks import Report, ask_probes, wait_idle
+from benchmarks.soak_checks import Report, ask_probes, leftovers, wait_idle
 from benchmarks.soak_requests import Ask, ask_of, at_once
 from eagle_plugin.bench.outcome import exit_status
 from eagle_plugin.bench.preparation import at_least
@@ -80,7 +80,7 @@ class Replay:
 
     def faults(self, asks: Sequence[Ask | Sequence[object]], together: bool = True) -> list[str]:
         """What is wrong after these requests; together: as many at a time as the stream has them, or one by one."""
-        server, found = self._started(), list[str]()
+        server = self._started()
         made = [Ask(*ask) for ask in asks]
         try:
             answered = asyncio.run(
@@ -88,14 +88,9 @@ class Replay:
             )
             server.check_alive()
             running, used = wait_idle(server, self._options.engine, IDLE_SECONDS)
-            if running or used:
-                found.append(f"{running:g} requests run and {used:g} of the cache are in use although nothing was left")
-            if ask_probes(server) != self._expected:
-                found.append("the greedy texts of the probes differ from those at the start")
-            if bad := {key: count for key, count in answered.items() if key not in ("200", "left")}:
-                found.append(f"requests ended with {bad}")
+            found = leftovers(running, used, ask_probes(server) == self._expected, answered)
         except (ServerError, httpx.HTTPError) as error:
-            found.append(f"the server ended: {str(error) or type(error).__name__}")
+            found = [f"the server ended: {str(error) or type(error).__name__}"]
         if found:  # its state is not that of a new server
             self._stack.close()
             self._server = None
@@ -131,16 +126,10 @@ def first_fault(report: Report) -> tuple[int, int, str] | None:
     return None
 
 
-@contextlib.contextmanager
-def bounded(attempts: int, fails: Callable[[Sequence[int]], bool]) -> Iterator[Callable[[Sequence[int]], bool]]:
+def bounded(attempts: int, fails: Callable[[Sequence[int]], bool]) -> Callable[[Sequence[int]], bool]:
     """`fails` that says no after so many attempts: what was found until then is kept."""
-    counts = Counter[str]()
-
-    def counted(numbers: Sequence[int]) -> bool:
-        counts["attempts"] += 1
-        return counts["attempts"] <= attempts and fails(numbers)
-
-    yield counted
+    numbered = itertools.count(1)
+    return lambda numbers: next(numbered) <= attempts and fails(numbers)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -170,8 +159,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             if not fails(sorted(asks)):
                 steps.log(f"requests {first} to {last - 1} fail no more ({fault})")
                 return 1
-            with bounded(options.attempts, fails) as tried:
-                left = shrunk(sorted(asks), tried)
+            left = shrunk(sorted(asks), bounded(options.attempts, fails))
             kept = [asks[number] for number in left]
             together = not replay.faults(kept, together=False)
         path = options.out / f"test_soak_{report.engine}.py"

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from eagle_plugin.common.json_files import kept_object
 from eagle_plugin.traffic.metrics import DROPPED, PREFIX, CaptureMetrics
 
 TOTALS = {
@@ -59,17 +60,9 @@ class CountCollector:
         dropped = CounterMetricFamily(f"{PREFIX}features_dropped", DROPPED_HELP, labels=[*names, "reason"])
         for path, labels in self._files.items():
             values = list(labels.values())
-            for name, count in _read(path).items():
+            for name, count in kept_object(path).items():
                 if name.startswith(DROPPED):
                     dropped.add_metric([*values, name.removeprefix(DROPPED)], count)
                 elif name in found:
                     found[name].add_metric(values, count)
         return [*found.values(), dropped]
-
-
-def _read(path: Path) -> dict[str, float]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}

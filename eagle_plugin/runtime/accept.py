@@ -60,6 +60,12 @@ def accepted_rows(accepted: Accepted, width: int) -> Tensor:
     return nodes + torch.arange(0, len(nodes) * width, width, device=nodes.device)[:, None]
 
 
+def last_tokens(accepted: Accepted, requests: Tensor) -> Tensor:
+    """The last token that the rounds of some requests [k] int64 yielded, [k] int64."""
+    ends = (accepted.lengths.long()[requests] - 1).clamp(min=0)
+    return accepted.tokens[requests].long().gather(1, ends[:, None])[:, 0]
+
+
 class KVCaches(NamedTuple):
     """The key and value caches of layers that share their slots."""
 

@@ -21,7 +21,7 @@ from eagle_plugin.collect.recorder import FeatureRecorder
 from eagle_plugin.collect.settings import CollectError, StatesFacts, collect_settings
 from eagle_plugin.core.verify import Accepted
 from eagle_plugin.heads.aux_layers import captured_layers
-from eagle_plugin.runtime.accept import accepted_rows
+from eagle_plugin.runtime.accept import accepted_rows, last_tokens
 from eagle_plugin.runtime.collect_start import check_collecting
 from eagle_plugin.runtime.host_to_device import to_device
 from eagle_plugin.runtime.request_features import asked_features
@@ -96,7 +96,6 @@ class WorkerFeatures:
             positions = inputs.prefix_lens[places][:, None] + torch.arange(longest, device=last.device)
             order = rows.view(-1)
             states = self._side_by_side(features, last, order)
-            following = accepted.tokens[places].long().gather(1, (lengths - 1).clamp(min=0)[:, None])[:, 0]
             found = StepRows(
                 [requests[i].rid for i in asked],
                 [longest] * len(asked),
@@ -104,7 +103,7 @@ class WorkerFeatures:
                 tokens.reshape(-1)[order],
                 positions.view(-1),
                 states,
-                following,
+                last_tokens(accepted, places),
             )
             self._collector.add(found)
         self._finish()

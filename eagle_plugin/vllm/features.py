@@ -15,6 +15,7 @@ from eagle_plugin.collect.collector import Collector, Ending, StepRows
 from eagle_plugin.collect.metrics import CountFile
 from eagle_plugin.collect.recorder import FeatureRecorder
 from eagle_plugin.collect.settings import CollectSettings, StatesFacts, collect_settings
+from eagle_plugin.runtime.accept import last_tokens
 from eagle_plugin.runtime.host_to_device import to_device
 from eagle_plugin.runtime.request_features import asked_features
 from eagle_plugin.traffic.served import ServedTarget
@@ -77,14 +78,13 @@ class StepFeatures:
             ],
             batch.starts.device,
         )
-        lengths = accepted.lengths.long()[request_places]
         if trees:
             path = accepted.index[request_places[len(plain) :]].long().clamp(min=0)
             nodes = batch.query[tree_places].gather(1, path)
             order = torch.cat([order, nodes.view(-1)])
-            counts = torch.cat([counts, lengths[len(plain) :]])
+            counts = torch.cat([counts, accepted.lengths.long()[request_places[len(plain) :]]])
             spans += [nodes.shape[1]] * len(trees)
-        following = accepted.tokens[request_places].long().gather(1, (lengths - 1).clamp(min=0)[:, None])[:, 0]
+        following = last_tokens(accepted, request_places)
         wide = [last] if len(parts) == 1 and parts[0] is last else [*parts, last]
         states = torch.cat([part[order] for part in wide], dim=-1)
         found = StepRows(

@@ -93,8 +93,7 @@ def test_a_failing_list_is_cut_to_what_it_needs(needed: set[int]) -> None:
 
 
 def test_after_the_last_attempt_what_was_found_is_kept() -> None:
-    with bounded(3, lambda numbers: 17 in numbers) as tried:
-        left = shrunk(range(100), tried)
+    left = shrunk(range(100), bounded(3, lambda numbers: 17 in numbers))
     assert 17 in left and len(left) < 100
 
 

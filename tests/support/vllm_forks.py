@@ -45,6 +45,7 @@ class Forks:
     """The process of an environment that has imported vLLM."""
 
     def __init__(self, python: Path) -> None:
+        self._python = python
         # Not the paths of this environment, which hold another transformers.
         self._environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | OF_ENGINES
         self._printed = tempfile.TemporaryFile()  # noqa: SIM115
@@ -78,7 +79,7 @@ class Forks:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
-        _forks.pop(next((key for key, forks in _forks.items() if forks is self), Path()), None)
+        _forks.pop(self._python, None)
 
 
 def printed(file: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import math
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -16,6 +15,7 @@ from eagle_plugin.common.command_line import Parser, positive_number
 from eagle_plugin.learning.data.collecting.command import complete, missing_line, store_table
 from eagle_plugin.learning.data.collecting.completion import PATIENCE_S, GrowingStore
 from eagle_plugin.learning.data.generation.journal import Journal
+from eagle_plugin.learning.data.generation.options import add_request_options, check_temperatures
 from eagle_plugin.learning.data.generation.run import GenerationSettings, generate
 from eagle_plugin.learning.data.generation.summary import summary_table
 from eagle_plugin.learning.data.rows import read_rows
@@ -75,19 +75,12 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--target", required=True, metavar="DIR", help="folder of the target, or a name")
     parser.add_argument("--store", required=True, metavar="URL", help="the store that the servers write to")
     parser.add_argument("--out", type=Path, required=True, help="file of token rows; an existing file is continued")
-    parser.add_argument("--model", default="", help="the name of the target on the servers (default: the first)")
+    add_request_options(parser)
     parser.add_argument("--max-tokens", type=positive_number, default=192, help="per answer (default: %(default)s)")
-    parser.add_argument(
-        "--temperature",
-        type=float,
-        nargs="+",
-        help="assign one of these to each prompt (default: each prompt's own, and 0 or 1 for those without one)",
-    )
     parser.add_argument(
         "--concurrency", type=positive_number, default=64, help="requests in flight per endpoint (%(default)s)"
     )
     parser.add_argument("--no-drafts", action="store_true", help="plain rounds, for a server with an untrained head")
-    parser.add_argument("--timeout", type=float, default=600.0, help="seconds per request (default: %(default)s)")
     parser.add_argument(
         "--patience",
         type=float,
@@ -96,7 +89,5 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help="without new documents, after which missing ones are asked for again (default: %(default)s)",
     )
     options = parser.parse_args(argv)
-    for temperature in options.temperature or ():
-        if not 0 <= temperature < math.inf:
-            parser.error(f"--temperature is {temperature}, wanted a number of at least 0")
+    check_temperatures(parser, options)
     return options

@@ -29,9 +29,8 @@ from eagle_plugin.common.url_credentials import without_credentials
 from eagle_plugin.learning.data.collecting.command import complete, missing_line, store_table
 from eagle_plugin.learning.data.collecting.completion import PATIENCE_S, GrowingStore
 from eagle_plugin.learning.data.generation.run import GenerationSettings
-from eagle_plugin.learning.data.rows import DataError, TokenRow, read_rows
+from eagle_plugin.learning.data.rows import MIN_RESPONSE, DataError, TokenRow, read_rows
 from eagle_plugin.learning.data.store.extraction import (
-    MIN_RESPONSE,
     ExtractionStats,
     extract,
     form_shards,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from rich.console import Console
 from eagle_plugin.common.atomic_io import inherit_privacy
 from eagle_plugin.common.command_line import Parser
 from eagle_plugin.learning.data.generation.journal import Journal
+from eagle_plugin.learning.data.generation.options import add_request_options, check_temperatures
 from eagle_plugin.learning.data.generation.run import GenerationSettings, generate
 from eagle_plugin.learning.data.generation.summary import summary_table
 from eagle_plugin.learning.data.privacy.phones import PHONE_REGIONS, PHONE_REGIONS_HELP, parse_regions
@@ -47,25 +47,16 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help="an SGLang or vLLM server of the target; repeat it for several servers",
     )
     parser.add_argument("--out", type=Path, required=True, help="file of rows; an existing file is continued")
-    parser.add_argument("--model", default="", help="the name of the target on the servers (default: the first)")
+    add_request_options(parser)
     parser.add_argument("--max-tokens", type=int, default=192, help="per answer (default: %(default)s)")
-    parser.add_argument(
-        "--temperature",
-        type=float,
-        nargs="+",
-        help="assign one of these to each prompt (default: each prompt's own, and 0 or 1 for those without one)",
-    )
     parser.add_argument("--concurrency", type=int, default=64, help="requests in flight per endpoint (%(default)s)")
-    parser.add_argument("--timeout", type=float, default=600.0, help="seconds per request (default: %(default)s)")
     parser.add_argument("--privacy-scan", action="store_true", help="drop answers that contain private data")
     parser.add_argument("--phone-regions", default=",".join(PHONE_REGIONS), metavar="CODES", help=PHONE_REGIONS_HELP)
     options = parser.parse_args(argv)
     for name in ("max_tokens", "concurrency", "timeout"):
         if getattr(options, name) < 1:
             parser.error(f"--{name.replace('_', '-')} is {getattr(options, name)}, wanted at least 1")
-    for temperature in options.temperature or ():
-        if not 0 <= temperature < math.inf:
-            parser.error(f"--temperature is {temperature}, wanted a number of at least 0")
+    check_temperatures(parser, options)
     return options
 
 

@@ -17,6 +17,7 @@ Split = Literal["train", "val"]
 TokenIds = list[Annotated[int, Field(ge=0, strict=True)]]
 # Bytes of a line; a longer one is not read into memory. A prompt of this length would have about 16 million tokens.
 LONGEST_LINE = 64 << 20
+MIN_RESPONSE = 2  # tokens: a head reads one of the response and predicts the next
 
 
 class DataError(UserError):

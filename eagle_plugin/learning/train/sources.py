@@ -15,14 +15,13 @@ from torch import Tensor
 
 from eagle_plugin.heads.files import read_tensors
 from eagle_plugin.heads.target_files import TargetFiles
-from eagle_plugin.learning.data.rows import TokenRow, read_rows
+from eagle_plugin.learning.data.rows import MIN_RESPONSE, TokenRow, read_rows
 from eagle_plugin.learning.data.store.feature_store import Document, Entry, FeatureStore
 from eagle_plugin.learning.data.store.features import Readout, Taps, default_aux_layers, load_target
 from eagle_plugin.learning.data.store.manifest import Manifest
 from eagle_plugin.learning.train.recipe import DataSettings, TrainError
 
 READERS = 8  # threads: remote stores answer slowly, and a request is for one document
-MIN_RESPONSE = 2  # tokens: a row reads one of the response and predicts another
 
 
 @dataclass(frozen=True)

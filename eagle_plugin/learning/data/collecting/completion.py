@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from eagle_plugin.learning.data.collecting.shards import RANK
-from eagle_plugin.learning.data.rows import DataError, TokenRow
+from eagle_plugin.learning.data.rows import MIN_RESPONSE, DataError, TokenRow
 from eagle_plugin.learning.data.store.contents import SHARD_NAME, Contents, read_contents
 from eagle_plugin.learning.data.store.manifest import MANIFEST, Manifest
 from eagle_plugin.learning.data.store.objects import Folder, open_folder
@@ -20,7 +20,6 @@ from eagle_plugin.learning.data.store.shards import ShardDamage, read_shard
 
 PAUSE_S = 0.25  # between two looks into the store
 PATIENCE_S = 15.0  # without a new shard
-MIN_RESPONSE = 2  # a head reads one response token and predicts the next
 
 
 def is_stored(row: TokenRow, max_length: int) -> bool:

@@ -17,9 +17,9 @@ from eagle_plugin.learning.data.generation.run import (
     make_client,
     mark_dead,
     open_endpoints,
-    run_all,
+    work_through,
 )
-from eagle_plugin.learning.data.rows import DataError, TokenRow
+from eagle_plugin.learning.data.rows import TokenRow
 
 
 async def collect_given(
@@ -56,17 +56,11 @@ async def collect_given(
                     refused[row.id] = str(error)
                 told()
 
-        while True:
-            alive = [endpoint for endpoint in endpoints if not endpoint.dead]
-            if not alive:
-                why = "; ".join(f"{endpoint.name}: {endpoint.dead}" for endpoint in endpoints)
-                raise DataError(
-                    f"no endpoint answers ({why}); start a server with EAGLE_FEATURES and run the same command again: "
-                    "what is in the store is kept"
-                )
-            await run_all([work(endpoint) for endpoint in alive for _ in range(settings.concurrency)])
-            if not returned:
-                return refused
+        def kept() -> str:
+            return "start a server with EAGLE_FEATURES and run the same command again: what is in the store is kept"
+
+        await work_through(endpoints, work, settings.concurrency, lambda: bool(returned), kept)
+    return refused
 
 
 def _next(left: Iterator[TokenRow], returned: list[TokenRow]) -> TokenRow | None:

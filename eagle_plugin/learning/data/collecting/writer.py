@@ -24,14 +24,13 @@ from eagle_plugin.collect.settings import STORE, CollectSettings
 from eagle_plugin.common.errors import UserError
 from eagle_plugin.learning.data.answer_faults import answer_fault
 from eagle_plugin.learning.data.collecting.shards import OpenShards
-from eagle_plugin.learning.data.rows import DataError
+from eagle_plugin.learning.data.rows import MIN_RESPONSE, DataError
 from eagle_plugin.learning.data.store.manifest import Manifest
 from eagle_plugin.learning.data.store.shards import Document
 from eagle_plugin.learning.data.target_identity import target_digests
 from eagle_plugin.traffic.frames import Exchange, read_frame
 from eagle_plugin.traffic.metrics import DROPPED
 
-MIN_RESPONSE = 2  # a head reads one response token and predicts the next
 IDLE = 1.0  # seconds without a document after which what there is becomes a shard
 TELL_EVERY = 1.0  # seconds between two reports of counts
 READ_AHEAD = 4  # frames

@@ -163,17 +163,11 @@ async def generate(
                     bar.update(task, advance=1, rate=f"{rate:,.0f} tokens/s")
                     report_progress(bar.tasks[task].completed, queue.total, "prompts")
 
-            while True:
-                alive = [endpoint for endpoint in endpoints if not endpoint.dead]
-                if not alive:
-                    why = "; ".join(f"{endpoint.name}: {endpoint.dead}" for endpoint in endpoints)
-                    raise DataError(
-                        f"no endpoint answers ({why}); {sum(stats.rows.values())} new rows are in {journal.out}: "
-                        "start a server and run the same command again"
-                    )
-                await run_all([work(endpoint) for endpoint in alive for _ in range(settings.concurrency)])
-                if not queue.has_returned:
-                    break
+            def kept() -> str:
+                rows = sum(stats.rows.values())
+                return f"{rows} new rows are in {journal.out}: start a server and run the same command again"
+
+            await work_through(endpoints, work, settings.concurrency, lambda: queue.has_returned, kept)
     stats.seconds = time.monotonic() - start
     return stats, endpoints
 
@@ -208,6 +202,30 @@ def mark_dead(endpoint: TargetEndpoint, reason: str, console: Console) -> None:
     if not endpoint.dead:
         endpoint.dead = reason
         console.print(f"[yellow]left out:[/] {escape(endpoint.name)} ({escape(reason)})")
+
+
+async def work_through(
+    endpoints: Sequence[TargetEndpoint],
+    work: Callable[[TargetEndpoint], Coroutine[None, None, None]],
+    concurrency: int,
+    has_returned: Callable[[], bool],
+    kept: Callable[[], str],
+) -> None:
+    """Let every endpoint that answers run `work` so many times at once, until none has given work back.
+
+    kept: what becomes of the work done so far, for the error.
+
+    Raises:
+        DataError: all endpoints have stopped answering.
+    """
+    while True:
+        alive = [endpoint for endpoint in endpoints if not endpoint.dead]
+        if not alive:
+            why = "; ".join(f"{endpoint.name}: {endpoint.dead}" for endpoint in endpoints)
+            raise DataError(f"no endpoint answers ({why}); {kept()}")
+        await run_all([work(endpoint) for endpoint in alive for _ in range(concurrency)])
+        if not has_returned():
+            return
 
 
 async def run_all(jobs: Sequence[Coroutine[None, None, None]]) -> None:

@@ -47,7 +47,7 @@ def read_answers(body: Any) -> dict[int, RecordedAnswer]:
     answers = {}
     for position, choice in enumerate(_dicts(body.get("choices"))):
         message, text = choice.get("message"), choice.get("text")
-        answers[_index(choice, position)] = RecordedAnswer(
+        answers[index_of(choice, position)] = RecordedAnswer(
             message if isinstance(message, dict) else None,
             text if isinstance(text, str) else None,
             finish=_whole_finish(choice),
@@ -64,7 +64,8 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _index(holder: dict[str, Any], default: int) -> int:
+def index_of(holder: dict[str, Any], default: int) -> int:
+    """The number that a choice or a part of it names as its own."""
     index = holder.get("index")
     return index if isinstance(index, int) else default
 
@@ -98,7 +99,7 @@ class _Stream:
         self.reasoning.append(_text(delta.get("reasoning_content") or delta.get("reasoning")))
         for piece in _dicts(delta.get("tool_calls")):
             empty = {"id": None, "function": {"name": "", "arguments": ""}}
-            call = self.calls.setdefault(_index(piece, 0), empty)
+            call = self.calls.setdefault(index_of(piece, 0), empty)
             call["id"] = call["id"] or piece.get("id")
             for function in _dicts([piece.get("function")]):
                 for key in ("name", "arguments"):
@@ -138,7 +139,7 @@ def _join_stream(text: str) -> dict[int, RecordedAnswer]:
         if isinstance(chunk.get("token"), dict):  # TGI and LMI
             streams.setdefault(0, _Stream()).add_token(chunk, chunk["token"])
         for choice in _dicts(chunk.get("choices")):
-            stream = streams.setdefault(_index(choice, 0), _Stream())
+            stream = streams.setdefault(index_of(choice, 0), _Stream())
             if isinstance(choice.get("delta"), dict):
                 stream.add_delta(choice["delta"])
             elif isinstance(choice.get("text"), str):

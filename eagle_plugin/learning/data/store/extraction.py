@@ -16,14 +16,13 @@ import torch
 from torch import Tensor
 
 from eagle_plugin.learning.data.masks import MaskReport
-from eagle_plugin.learning.data.rows import DataError, TokenRow, read_rows
+from eagle_plugin.learning.data.rows import MIN_RESPONSE, DataError, TokenRow, read_rows
 from eagle_plugin.learning.data.store.feature_store import ROWS_CHANGED, Document, FeatureWriter
 from eagle_plugin.learning.data.store.features import Taps
 from eagle_plugin.learning.data.store.manifest import Manifest
 from eagle_plugin.learning.data.store.shards import Layout
 
 WINDOW_BATCHES = 64  # rows for this many batches are read and sorted by length: little padding, bounded memory
-MIN_RESPONSE = 2  # a head reads one response token and predicts the next
 
 
 @dataclass

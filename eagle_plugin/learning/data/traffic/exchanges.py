@@ -10,7 +10,7 @@ from typing import Any
 
 from eagle_plugin.learning.data.privacy.filter import UNDECODED, PrivacyFilter, RawPrompt
 from eagle_plugin.learning.data.rows import are_ids
-from eagle_plugin.learning.data.sources.answers import RecordedAnswer, read_answers
+from eagle_plugin.learning.data.sources.answers import RecordedAnswer, index_of, read_answers
 from eagle_plugin.learning.data.sources.conversation import Unusable
 from eagle_plugin.learning.data.sources.formats import RECORDING_VERSION, Record, parse_record
 from eagle_plugin.learning.data.sources.prompts import Prompt, normalise
@@ -259,8 +259,7 @@ def _token_ids(chunks: list[dict[str, Any]]) -> _Ids:
         for position, choice in enumerate(choices if isinstance(choices, list) else []):
             if not isinstance(choice, dict):
                 continue
-            index = choice.get("index")
-            index = index if isinstance(index, int) else position
+            index = index_of(choice, position)
             if are_ids(choice.get("prompt_token_ids")):
                 ids.prompt.setdefault(index, choice["prompt_token_ids"])
             if are_ids(choice.get("token_ids")):
