@@ -32,7 +32,7 @@ COMPAT_NATIVE := $(wildcard compat/sglang-cpu/src/eagle_sglang_cpu/csrc/*.cc)
 CALM := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 ARGS ?=
 
-.PHONY: help env env-vllm env-vllm-next env-sglang-before env-aiperf wheel package demo serve test test-fast test-matrix lint format bench bench-peagle loop acceptance soak gpu head head-eval contract docs lock clean distclean
+.PHONY: help env env-vllm env-vllm-next env-sglang-before env-aiperf wheel package demo serve test test-fast test-matrix lint format bench bench-peagle loop acceptance soak mutation gpu head head-eval contract docs lock clean distclean
 
 help: ## this text
 	@echo 'eagle-plugin: EAGLE speculative decoding for stock inference engines'
@@ -101,6 +101,13 @@ env-aiperf: .venv-aiperf/.stamps/packages ## make .venv-aiperf, a second load ge
 .venv-aiperf/.stamps/packages: environments/aiperf/requirements.lock environments/make.sh
 	@environments/make.sh packages .venv-aiperf environments/aiperf/requirements.lock
 	@mkdir -p .venv-aiperf/.stamps && touch $@
+
+mutation: env .venv-mutation/.stamps/packages ## which changes of the sources the tests find, to out/mutation-*.json; see ARGS='--help'
+	$(BIN)/python tools/mutation.py $(ARGS)
+
+.venv-mutation/.stamps/packages: environments/mutation/requirements.lock environments/make.sh
+	@environments/make.sh packages .venv-mutation environments/mutation/requirements.lock
+	@mkdir -p .venv-mutation/.stamps && touch $@
 
 wheel: ## build dist/*.whl: the plugin for both engines, and compat/sglang-cpu
 	@environments/make.sh wheels dist . compat/sglang-cpu
@@ -198,6 +205,7 @@ lock: ## resolve the locks in environments/ again (a maintainer's step)
 	environments/make.sh lock vllm
 	environments/make.sh lock vllm-next
 	environments/make.sh lock aiperf
+	environments/make.sh lock mutation
 
 clean: ## remove builds, reports and caches, keep the environments
 	rm -rf build dist out .pytest_cache .mypy_cache .ruff_cache .hypothesis eagle_plugin/lib *.egg-info compat/*/build compat/*/src/*.egg-info
@@ -205,4 +213,4 @@ clean: ## remove builds, reports and caches, keep the environments
 	rm -f $(foreach env,$(ENVIRONMENTS),$(addprefix $(env)/.stamps/,plugin compat native kernels))
 
 distclean: clean ## clean, and remove the environments too
-	rm -rf .venv-sglang .venv-sglang-before .venv-vllm .venv-vllm-next .venv-aiperf .venv-tools
+	rm -rf .venv-sglang .venv-sglang-before .venv-vllm .venv-vllm-next .venv-aiperf .venv-mutation .venv-tools

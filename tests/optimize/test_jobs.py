@@ -15,7 +15,9 @@ from job_worlds import STAGES, PretendedStages, write_recipe
 from object_server import s3_bucket
 
 from eagle_plugin.cli import main
+from eagle_plugin.common.errors import UserError
 from eagle_plugin.common.progress import VARIABLE, report_progress
+from eagle_plugin.learning import Job
 from eagle_plugin.learning.data.store import objects
 from eagle_plugin.learning.jobs import job_watch, jobs_folder
 from eagle_plugin.learning.jobs.jobs_folder import JobsFolder, Status
@@ -252,3 +254,42 @@ def test_a_jobs_folder_in_a_bucket(recipe, stages, tmp_path, capsys) -> None:
         JobsFolder(jobs).forget_stop("one")
         assert not JobsFolder(jobs).stop_requested("one")
     assert "nosuch://" in refused(capsys, "list", "--jobs", "nosuch://place/jobs")
+
+
+def test_a_job_is_an_object(recipe, stages, tmp_path) -> None:
+    jobs = str(tmp_path / "jobs")
+    job = Job.create("one", jobs=jobs, recipe=recipe, settings={"generate.max_tokens": 7, "train_minutes": 2.5})
+    assert (job.settings.generate.max_tokens, job.settings.train_minutes) == (7, 2.5)
+    assert job.describe().shown == "created" and stages.ran == []
+    with pytest.raises(UserError, match="the job one is created"):
+        job.wait()
+    with pytest.raises(UserError, match="not running"):
+        job.stop()
+    assert job.run().shown == "finished" and stages.ran == list(STAGES)
+    assert (job.head / "model.safetensors").exists() and job.wait().state == "finished"
+    assert set(job.lineage()["stages"]) == set(STAGES)
+    assert {name: status.shown for name, status in Job.list(jobs).items()} == {"one": "finished"}
+    again = Job("one", jobs)
+    again.change(["generate.max_tokens=9"])
+    assert again.settings.generate.max_tokens == 9
+    for wrong in ({"name": "two"}, {"name": "two", "recipe": recipe, "target": "x"}):
+        with pytest.raises(UserError):
+            Job.create(**wrong, jobs=jobs)
+    with pytest.raises(UserError, match="there is no job 'tow'"):
+        Job("tow", jobs)
+
+
+def test_a_job_runs_in_a_process_of_its_own(recipe, tmp_path) -> None:
+    """Its endpoint does not answer, which the program that waits hears in the words of the stage."""
+    job = Job.create("one", jobs=str(tmp_path / "jobs"), recipe=recipe)
+    job.start()
+    with pytest.raises(UserError, match="the stage 'answers of the target' ended with exit code 2"):
+        job.wait(timeout=120)
+    assert job.describe().shown == "failed" and [one.name for one in job.describe().times] == ["prompts"]
+    assert "127.0.0.1:9" in (job.folder / "job.log").read_text()
+    job.change({"train.head.budget.updates": 3})
+    text = (tmp_path / "jobs" / "one.yaml").read_text().replace("vocabulary: 64", "vocabulary: many")
+    (tmp_path / "jobs" / "one.yaml").write_text(text)
+    job.start()
+    with pytest.raises(UserError, match="vocabulary"):
+        job.wait(timeout=60)

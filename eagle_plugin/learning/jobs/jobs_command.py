@@ -7,26 +7,16 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta, timezone
-from pathlib import Path
 
 from rich.console import Console
 
-from eagle_plugin.bench.choices import resolve_target
-from eagle_plugin.bench.servers import ServerError
 from eagle_plugin.common.command_line import Parser
-from eagle_plugin.common.errors import UserError
-from eagle_plugin.common.recipes import parse_yaml, read_yaml, validate
-from eagle_plugin.learning.jobs.job_file import WORKFLOWS, JobFile, check_job, dump_job, workflow_values
-from eagle_plugin.learning.jobs.job_watch import JobWatch
-from eagle_plugin.learning.jobs.jobs_folder import LINEAGE, YAML, JobsFolder, Status
-from eagle_plugin.learning.jobs.lineage import LINEAGE as LINEAGE_FILE
-from eagle_plugin.learning.jobs.recipe import JobError
-from eagle_plugin.learning.jobs.runner import run_job
-from eagle_plugin.learning.jobs.stage_process import INTERRUPTED, StopRequested
+from eagle_plugin.learning.jobs.job import JOBS, Job
+from eagle_plugin.learning.jobs.job_file import WORKFLOWS
+from eagle_plugin.learning.jobs.jobs_folder import JobsFolder, Status
+from eagle_plugin.learning.jobs.stage_process import INTERRUPTED
 from eagle_plugin.learning.jobs.watch import Progress
-from eagle_plugin.models.shipped import recipe_file
 
-JOBS = "out/jobs"
 EPILOG = """\
 workflows:
 {workflows}
@@ -56,88 +46,42 @@ def run_action(argv: Sequence[str]) -> int:
 
 
 def _create(arguments: argparse.Namespace) -> int:
-    jobs = JobsFolder(arguments.jobs)
-    if bool(arguments.recipe) == bool(arguments.workflow):
-        raise JobError("a new job needs either --workflow or --recipe; see `eagle-plugin optimize create --help`")
-    if arguments.recipe:
-        given = ("target", "head", "prompts", "dataset")
-        if extra := [f"--{name}" for name in given if getattr(arguments, name)]:
-            raise JobError(f"{', '.join(extra)} belongs to --workflow; with --recipe write --set target=... instead")
-        where = str(arguments.recipe)
-        values = read_yaml(recipe_file(arguments.recipe), JobError)
-    else:
-        where = f"--workflow {arguments.workflow}"
-        values = workflow_values(
-            arguments.workflow, arguments.target, arguments.head, arguments.prompts, arguments.dataset
-        )
-    job = check_job(values, arguments.set, where)
-    _folders(jobs, arguments.name, job)
-    jobs.create(arguments.name, dump_job(values))
+    job = Job.create(
+        arguments.name,
+        jobs=arguments.jobs,
+        workflow=arguments.workflow,
+        recipe=arguments.recipe,
+        target=arguments.target,
+        head=arguments.head,
+        prompts=arguments.prompts,
+        dataset=arguments.dataset,
+        settings=arguments.set,
+    )
     console = Console(stderr=True)
-    console.print(f"created the job {arguments.name} in {jobs.folder.url}", highlight=False)
-    return 0 if arguments.no_start else _run(jobs, arguments.name, console)
+    console.print(f"created the job {job.name} in {JobsFolder(arguments.jobs).folder.url}", highlight=False)
+    return 0 if arguments.no_start else _run(job, console)
 
 
 def _resume(arguments: argparse.Namespace) -> int:
-    jobs, name = JobsFolder(arguments.jobs), arguments.name
-    data = jobs.yaml(name)
+    job = Job(arguments.name, arguments.jobs)
     if arguments.set:
-        _refuse_running(jobs, name)
-        values = parse_yaml(data, _where(jobs, name), JobError)
-        _folders(jobs, name, check_job(values, arguments.set, _where(jobs, name)))
-        jobs.folder.replace(name + YAML, dump_job(values).encode())
-    return _run(jobs, name, Console(stderr=True))
+        job.change(arguments.set)
+    return _run(job, Console(stderr=True))
 
 
-def _run(jobs: JobsFolder, name: str, console: Console) -> int:
-    """Run a job until it is finished or stopped; its status says how it ended."""
-    _refuse_running(jobs, name)
-    job = check_job(parse_yaml(jobs.yaml(name), _where(jobs, name), JobError), [], _where(jobs, name))
-    out, data = _folders(jobs, name, job)
-    with JobWatch(jobs, name, job.limit_minutes, console) as watch:
-        try:
-            target = resolve_target(job.target, console)
-            named_by = "--set data=DIR", "--set out=DIR"
-            run_job(job, target, out, console, data=data, minutes=job.train_minutes, watch=watch, named_by=named_by)
-        except StopRequested:
-            watch.end("stopped", watch.reason)
-            console.print(f"stopped: {watch.reason}; `optimize resume {name}` continues", highlight=False)
-            return INTERRUPTED
-        except (KeyboardInterrupt, SystemExit):
-            watch.end("stopped", "by a signal")
-            raise
-        except (UserError, ServerError, OSError) as error:
-            try:
-                watch.end("failed", str(error))
-            except UserError:  # of the same disk; the first error says more
-                console.print("the status could not be written either", highlight=False)
-            if isinstance(error, ServerError):
-                raise JobError(str(error)) from error
-            raise
-        watch.end("finished")
-    jobs.folder.replace(name + LINEAGE, (out / LINEAGE_FILE).read_bytes())
-    made = f"the trained head is {out / 'head'}" if job.train else f"the measurements are in {out}"
+def _run(job: Job, console: Console) -> int:
+    """Run a job until it is finished or stopped, and say what became of it."""
+    status = job.run(console)
+    if status.state == "stopped":
+        console.print(f"stopped: {status.message}; `optimize resume {job.name}` continues", highlight=False)
+        return INTERRUPTED
+    made = f"the trained head is {job.head}" if job.settings.train else f"the measurements are in {job.folder}"
     console.print(made, highlight=False)
     return 0
 
 
-def _folders(jobs: JobsFolder, name: str, job: JobFile) -> tuple[Path, Path]:
-    """(out, data) of a job."""
-    out = job.out or jobs.work_folder(name)
-    if out is None:
-        raise JobError(f"jobs in {jobs.folder.url} need a folder on this machine for their files; add --set out=DIR")
-    return out, job.data or out
-
-
-def _refuse_running(jobs: JobsFolder, name: str) -> None:
-    status = jobs.status(name)
-    if status.alive:
-        raise JobError(f"the job {name} is running on {status.host} (process {status.pid}); stop it or wait for it")
-
-
 def _list(arguments: argparse.Namespace) -> int:
-    jobs = JobsFolder(arguments.jobs)
-    found = {name: jobs.status(name) for name in jobs.names()}
+    found = Job.list(arguments.jobs)
     if arguments.json:
         print(json.dumps({name: _as_json(status) for name, status in found.items()}, indent=1))
         return 0
@@ -145,20 +89,19 @@ def _list(arguments: argparse.Namespace) -> int:
     for name, status in found.items():
         print(f"{name:<{width}}  {status.shown:<11}  {_stage(status)}".rstrip())
     if not found:
-        print(f"no job in {jobs.folder.url}")
+        print(f"no job in {JobsFolder(arguments.jobs).folder.url}")
     return 0
 
 
 def _describe(arguments: argparse.Namespace) -> int:
-    jobs, name = JobsFolder(arguments.jobs), arguments.name
-    job = check_keys(jobs, name)
-    status = jobs.status(name)
+    job = Job(arguments.name, arguments.jobs)
+    keys, status = job.settings, job.describe()
     if arguments.json:
         print(json.dumps(_as_json(status), indent=1))
         return 0
-    out = job.out or jobs.work_folder(name)
-    rows = [("job", name), ("state", status.shown), ("stage", _stage(status)), ("progress", _progress(status))]
-    rows += [("message", status.message), ("target", job.target), ("folder", str(out or "")), ("host", status.host)]
+    out = keys.out or JobsFolder(arguments.jobs).work_folder(job.name)
+    rows = [("job", job.name), ("state", status.shown), ("stage", _stage(status)), ("progress", _progress(status))]
+    rows += [("message", status.message), ("target", keys.target), ("folder", str(out or "")), ("host", status.host)]
     if status.started:
         rows += [("started", _time(status.started)), ("heard of", f"{_time(status.heartbeat)}{_ago(status)}")]
         rows += [("running time", str(timedelta(seconds=round(status.spent_s))))]
@@ -170,26 +113,13 @@ def _describe(arguments: argparse.Namespace) -> int:
 
 
 def _stop(arguments: argparse.Namespace) -> int:
-    jobs, name = JobsFolder(arguments.jobs), arguments.name
-    jobs.yaml(name)  # refuses an unknown name
-    status = jobs.status(name)
-    if not status.alive:
-        raise JobError(f"the job {name} is not running, it is {status.shown}; there is nothing to stop")
-    jobs.request_stop(name)
+    job = Job(arguments.name, arguments.jobs)
+    host = job.describe().host
+    job.stop()
     print(
-        f"asked the job {name} on {status.host} to stop after its current step; `optimize describe {name}` follows it"
+        f"asked the job {job.name} on {host} to stop after its current step; `optimize describe {job.name}` follows it"
     )
     return 0
-
-
-def check_keys(jobs: JobsFolder, name: str) -> JobFile:
-    """The job without a look at the files that it reads, which may be on another machine."""
-
-    return validate(JobFile, parse_yaml(jobs.yaml(name), _where(jobs, name), JobError), _where(jobs, name), JobError)
-
-
-def _where(jobs: JobsFolder, name: str) -> str:
-    return f"{jobs.folder.url}/{name}{YAML}"
 
 
 def _stage(status: Status) -> str:
