@@ -100,7 +100,7 @@ async def ask(
 
 def compare(options: argparse.Namespace, runs: Sequence[dict[int, Completion]]) -> SeedReport:
     """What the two runs say about each text."""
-    first, again = ({seed: answer.text for seed, answer in run.items()} for run in runs)
+    first, again = ({seed: answer.output.text for seed, answer in run.items()} for run in runs)
     differ = [seed for seed in first if first[seed] != again[seed]]
     pairs = (zip(first[seed], again[seed], strict=False) for seed in differ)
     equal = [sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], of)) for of in pairs]

@@ -60,6 +60,7 @@ LAW: dict[str, set[str]] = {
     "learning.deploy": {"heads", "models", "bench", "learning.data.traffic", "sglang.version", "vllm.version"},
     # The other sub-commands run in processes of their own.
     "learning.jobs": {"learning.data", "bench", "bench.states", "learning.report", "models", "learning.train.recipe"},
+    "learning": {"learning.jobs.job"},  # what Python programs import
     # The same; of data and evaluation what prompts and captures are, and how a chat becomes token ids.
     "learning.loop": {
         "bench",

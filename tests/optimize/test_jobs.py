@@ -287,9 +287,11 @@ def test_a_job_runs_in_a_process_of_its_own(recipe, tmp_path) -> None:
         job.wait(timeout=120)
     assert job.describe().shown == "failed" and [one.name for one in job.describe().times] == ["prompts"]
     assert "127.0.0.1:9" in (job.folder / "job.log").read_text()
-    job.change({"train.head.budget.updates": 3})
-    text = (tmp_path / "jobs" / "one.yaml").read_text().replace("vocabulary: 64", "vocabulary: many")
-    (tmp_path / "jobs" / "one.yaml").write_text(text)
+    yaml = tmp_path / "jobs" / "one.yaml"
+    job.change({"target": "smollm-of-nobody"})  # refused before the job begins
     job.start()
-    with pytest.raises(UserError, match="vocabulary"):
+    with pytest.raises(UserError, match="smollm-of-nobody"):
         job.wait(timeout=60)
+    yaml.write_text(yaml.read_text().replace("vocabulary: 64", "vocabulary: many"))
+    with pytest.raises(UserError, match="one.yaml has 1 wrong key"):
+        job.start()

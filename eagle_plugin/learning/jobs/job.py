@@ -39,6 +39,7 @@ class Job:
         """A job that exists; jobs: folder or URL of the jobs."""
         self.name, self._jobs = name, JobsFolder(jobs)
         self._process: subprocess.Popen[bytes] | None = None
+        self._started_before = 0.0  # status.started when the process was started
         self._jobs.yaml(name)  # refuses an unknown name
 
     @classmethod
@@ -123,6 +124,7 @@ class Job:
     def start(self) -> None:
         """Run the job in a process of its own, which outlives this one; what it prints is in job.log of its folder."""
         self._refuse_running()
+        self._started_before = self.describe().started
         log = self.folder / LOG
         log.parent.mkdir(parents=True, exist_ok=True)
         command = [*COMMAND, "optimize", "resume", self.name, "--jobs", self._jobs.folder.url]
@@ -146,7 +148,7 @@ class Job:
             if end is not None and time.monotonic() > end:
                 raise TimeoutError(f"the job {self.name} is {status.shown} after {timeout:g} seconds")
             time.sleep(POLL_S)
-        if self._process is not None and self._process.returncode == 2 and status.state != "failed":
+        if self._process is not None and status.started == self._started_before:
             raise JobError(_last_error(self.folder / LOG))  # refused before it began
         if status.shown in ("failed", "interrupted", "created"):
             raise JobError(status.message or f"the job {self.name} is {status.shown}; `resume` runs it")
