@@ -158,7 +158,6 @@ def look_up(
     old, new = (torch.zeros(b, device=device) for _ in range(2))  # its score without and with the path
     # What candidates that leave the path here gain, for each depth; and the scores that they may not exceed.
     on_path = torch.full((b, steps + 1), -2, dtype=torch.int64, device=device)
-    on_path[:, 0] = -1
     gains, ceilings = (torch.zeros(b, steps + 1, device=device) for _ in range(2))
     cells = torch.full((b, steps), -1, dtype=torch.int32, device=device)
     nodes = cells.long()  # candidate of each step

@@ -255,6 +255,26 @@ def test_misses_and_what_was_expected_of_them_are_counted() -> None:
     assert torch.equal(again.expected, history.expected) and torch.equal(again.counts, history.counts)
 
 
+def test_a_step_where_the_head_lists_nothing_is_counted() -> None:
+    history = history_of([[1, 2, 3, 4, 1, 2]], 32, 2)
+    table, candidates = table_of([(0, -1, -math.inf)], 2)
+    look_up(history, table, candidates, [[1, 2, 3, 4, 1, 2]])
+    assert history.cells[1].tolist()[0] == cell(UNREAD, 0) == 0
+    lookup.append_tokens(history, torch.tensor([1]), torch.tensor([5]), accepted_of(8))
+    assert (float(history.expected[1, 0]), float(history.missed[1, 0])) == (1, 1)
+
+
+def test_the_path_alone_is_a_chain_of_the_steps_that_were_taken() -> None:
+    texts = [[1, 2, 3, 4, 1, 2], [1, 2, 3, 4, 5, 6]]
+    history, rows = history_of(texts, 32, 3), torch.tensor([1, 2])
+    table = new_table(2, 4)
+    look_up(history, table, 1, texts)
+    found = lookup.path_trees(history, rows, torch.tensor([2, 6]), 5)
+    assert found.tokens.tolist() == [[2, 3, 4, 1, 2], [6] * 5]
+    assert found.parents.tolist() == [[-1, 0, 1, 2, -1], [-1] * 5]
+    assert found.depths.tolist() == [[0, 1, 2, 3, 0], [0] * 5]
+
+
 def test_a_path_of_another_round_counts_for_nothing() -> None:
     text = [1, 2, 3, 4, 5, 1, 2]
     history = history_of([text], 32, 3)

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from eagle_plugin.core.shape import MAX_WIDTH, PLAIN, Shape
+from eagle_plugin.core.shape import MAX_WIDTH, PLAIN, Levels, Shape
 from eagle_plugin.policy.shapes import CPU_SHAPE, shape_for
 
 
@@ -24,6 +24,15 @@ def test_at_most_so_many_drafted_nodes() -> None:
     found = [caps.within_drafts(most) for most in (20, 15, 14, 3, 2, 1, 0)]
     assert found == [caps, caps, (3, 4, 15), (3, 3, 4), (2, 2, 3), (1, 1, 2), PLAIN]
     assert all(shape.steps < shape.width <= shape.candidates + 1 for shape in found[:-1])
+
+
+@pytest.mark.parametrize("rows", [1, 2, 4])
+def test_a_shape_of_one_forward_of_the_head(rows: int) -> None:
+    assert Levels.RECURRENT.one_forward(rows, 3) == (2, rows, rows + 1)
+    assert Levels.PARALLEL.one_forward(rows, 3) == (rows + 1, 3, 4)
+    for levels in (Levels.RECURRENT, Levels.PARALLEL):
+        assert levels.forwards(levels.one_forward(rows, 3)) == (rows, 1)
+    assert Levels.BLOCK.forwards(Levels.BLOCK.one_forward(rows, 3)) == (1, 1)
 
 
 def test_a_shape_reads_as_its_flags() -> None:

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eagle_plugin.core.tree import Frontier, grow_level, new_table, select_tree, topk_log_softmax
+from eagle_plugin.core.tree import Frontier, chain_ancestors, grow_level, new_table, select_tree, topk_log_softmax
 
 prop = settings(derandomize=True, deadline=None, max_examples=60, database=None)
 Path = tuple[int, ...]
@@ -132,3 +132,8 @@ def test_node_63_has_the_sign_bit() -> None:
     grow_level(table, 0, 1, -torch.arange(63.0).view(1, 1, 63), torch.arange(63).view(1, 1, 63), None, 0)
     tree = select_tree(table, torch.tensor([0]), 64)
     assert int(tree.ancestors[0, 63]) == -(2**63) + 1
+
+
+def test_the_ancestors_of_a_chain() -> None:
+    assert chain_ancestors(4, "cpu").tolist() == [0b1, 0b11, 0b111, 0b1111]
+    assert chain_ancestors(64, "cpu")[-2:].tolist() == [2**63 - 1, -1]
