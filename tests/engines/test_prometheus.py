@@ -7,8 +7,12 @@ import math
 import re
 import shutil
 import subprocess
+import sys
 import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import bigram_models
@@ -16,13 +20,14 @@ import debian_prometheus
 import httpx
 import pytest
 from debian_prometheus import ask
-from serving import GRAPHS, _next_port, generate, generate_all, serving, tiny_spec
+from serving import GRAPHS, VLLM_PYTHON, _next_port, serving, tiny_spec, vllm_spec
 
 from eagle_plugin.bench.servers import Server
 
-CONFIG = Path(__file__).resolve().parents[2] / "deploy/config"
+ROOT = Path(__file__).resolve().parents[2]
+CONFIG = ROOT / "deploy/config"
 PROMPTS = ["tree root leaf tree root leaf", "the quick brown fox", "one two three one two three", "x = y"]
-# What they ask a server for first, in short; both get the names with colons, the former by relabelling.
+# What they ask a server for first, in short. In SGLang the former gets names with colons by relabelling alone.
 OF_PROMETHEUS_2 = "application/openmetrics-text;version=1.0.0"
 OF_PROMETHEUS_3 = f"{OF_PROMETHEUS_2};escaping=allow-utf-8"
 SECONDS = 180  # a busy machine
@@ -77,19 +82,20 @@ def test_promtool_finds_a_planted_error(
 
 def send_requests(server: Server) -> None:
     """Of the kinds that the dashboard shows: with trees and with penalties, captured and stored ones, dropped ones."""
-    generate_all(server, PROMPTS, 120, at_once=2)
-    generate(server, PROMPTS[0], 40, frequency_penalty=0.5)  # the walk of such a step runs without a graph
-    body = {"model": "m", "temperature": 0, "ignore_eos": True, "messages": [{"role": "user", "content": "a tree"}]}
-    for tokens, more, headers in (
-        (24, {}, {"X-Eagle-Capture": "off"}),
-        (24, {"eagle_plugin": {"features": {"id": f"a-{time.time_ns()}"}}}, {}),
-        (3, {"eagle_plugin": {"features": {"id": f"too-short-{time.time_ns()}"}}}, {}),
-    ):
-        url = f"{server.url}/v1/chat/completions"
-        answer = httpx.post(
-            url, json=body | more | {"max_tokens": tokens}, headers=headers, timeout=600, trust_env=False
-        )
-        answer.raise_for_status()
+    body = {"model": httpx.get(f"{server.url}/v1/models", trust_env=False).json()["data"][0]["id"]}
+    body |= {"temperature": 0, "ignore_eos": True}
+
+    def post(prompt: str, tokens: int, headers: Mapping[str, str] = MappingProxyType({}), **more: Any) -> None:
+        request = body | {"prompt": prompt, "max_tokens": tokens} | more
+        url = f"{server.url}/v1/completions"
+        httpx.post(url, json=request, headers=headers, timeout=600, trust_env=False).raise_for_status()
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda prompt: post(prompt, 120), PROMPTS))
+    post(PROMPTS[0], 40, frequency_penalty=0.5)  # in SGLang the walk of such a step runs without a graph
+    post(PROMPTS[1], 24, {"X-Eagle-Capture": "off"})
+    for name, tokens in (("stored", 24), ("too-short", 3)):
+        post(PROMPTS[2], tokens, eagle_plugin={"features": {"id": f"{name}-{time.time_ns()}"}})
 
 
 def queries(dashboard: dict[str, Any], model: str) -> set[str]:
@@ -110,19 +116,31 @@ def has_numbers(url: str, query: str) -> bool:
 
 
 @pytest.mark.server
-def test_every_query_of_the_dashboard_returns_numbers(programs: Path, config: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+def test_every_query_of_the_dashboard_returns_numbers(
+    engine: str, programs: Path, config: Path, tmp_path: Path
+) -> None:
     pytest.importorskip("sglang")
+    if engine == "vllm" and not VLLM_PYTHON.exists():
+        pytest.skip("there is no .venv-vllm; make it with `make env-vllm`")
     target = bigram_models.bigram_target(tmp_path / "target", noise=0.02)
     head = bigram_models.bigram_eagle3_head(tmp_path / "head", target, wrong=0.3)
     environment = GRAPHS | {
+        "EAGLE_PLUGIN": "1",
         "EAGLE_POLICY": "auto",
         "EAGLE_LOOKUP": "on",
         "EAGLE_CAPTURE": str(tmp_path / "capture"),
         "EAGLE_FEATURES": str(tmp_path / "features"),
     }
-    flags = ("--skip-server-warmup", "--enable-metrics")
-    spec = tiny_spec(target, head, extra_flags=flags, environment=environment)
+    if engine == "vllm":
+        own = {"PYTHONPATH": str(ROOT), "EAGLE_CAPTURE_PYTHON": sys.executable}
+        spec = vllm_spec(target, head, environment=environment | own)
+    else:
+        flags = ("--skip-server-warmup", "--enable-metrics")
+        spec = tiny_spec(target, head, extra_flags=flags, environment=environment)
     dashboard = json.loads((CONFIG / "eagle-plugin.json").read_text("utf-8"))
+    if engine == "vllm":  # SGLang's alone (docs/metrics.md)
+        dashboard["panels"] = [panel for panel in dashboard["panels"] if "eager_steps" not in json.dumps(panel)]
     with serving([spec], tmp_path / "logs") as (server,):
         replace(config / "prometheus.yml", "server:30000", f"127.0.0.1:{server.port}")
         replace(config / "prometheus.yml", "15s", "1s")
@@ -137,7 +155,7 @@ def test_every_query_of_the_dashboard_returns_numbers(programs: Path, config: Pa
                 metric, label = re.fullmatch(r"label_values\((.+), (\w+)\)", variable["query"]).groups()  # type: ignore[union-attr]
                 if models := ask(url, f"label/{label}/values", **{"match[]": metric}):
                     missing = {query for query in queries(dashboard, models[0]) if not has_numbers(url, query)}
-            for accepted, colon in ((OF_PROMETHEUS_2, "_"), (OF_PROMETHEUS_3, ":")):
+            for accepted, colon in ((OF_PROMETHEUS_2, "_" if engine == "sglang" else ":"), (OF_PROMETHEUS_3, ":")):
                 page = httpx.get(f"{server.url}/metrics", headers={"Accept": accepted}, trust_env=False)
                 assert f"\neagle_plugin{colon}verify_rounds_total{{" in page.text, "see metric_relabel_configs"
             misspelt = [query.replace("eagle_plugin:", "eagle_plugin:no_") for query in queries(dashboard, models[0])]
