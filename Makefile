@@ -32,7 +32,7 @@ COMPAT_NATIVE := $(wildcard compat/sglang-cpu/src/eagle_sglang_cpu/csrc/*.cc)
 CALM := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 ARGS ?=
 
-.PHONY: help env env-vllm env-vllm-next env-sglang-before env-aiperf wheel package demo serve test test-fast test-matrix lint format bench bench-peagle loop acceptance soak mutation gpu head head-eval contract docs lock clean distclean
+.PHONY: help env env-vllm env-vllm-next env-sglang-before env-aiperf wheel package demo serve test test-fast test-matrix lint format bench bench-peagle loop figures acceptance soak mutation gpu head head-eval contract docs lock clean distclean
 
 help: ## this text
 	@echo 'eagle-plugin: EAGLE speculative decoding for stock inference engines'
@@ -166,6 +166,9 @@ bench-peagle: $(ENGINE_ENV) ## EAGLE-3 and P-EAGLE heads with 3, 7 and 11 levels
 
 loop: $(ENGINE_ENV) ## serve, record traffic, train the head on it, measure, exchange it: out/loop.json, out/report.html (40 minutes)
 	OMP_WAIT_POLICY=PASSIVE HF_HUB_OFFLINE=1 .venv-$(ENGINE)/bin/python benchmarks/loop.py --engine $(ENGINE) $(ARGS)
+
+figures: env ## the figures of the documents, light and dark, from docs/figures/*.json; a new one: ARGS='--record out/demo.json'
+	$(BIN)/python benchmarks/figures.py $(ARGS)
 
 acceptance: env ## accept length of trees and chains with the shipped head, to out/acceptance.json
 	$(CALM) $(BIN)/python benchmarks/acceptance.py --json out/acceptance.json $(ARGS)

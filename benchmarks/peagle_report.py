@@ -39,6 +39,7 @@ SHORT, LONG = 3, 11  # the levels whose drafting times are compared
 AIM = 1.3  # below it more levels cost little: draft time of 11 levels over that of 3
 NAMES = {"plain": "plain", "eagle3": "EAGLE-3", "peagle": "P-EAGLE"}
 COLOURS: dict[Kind, str] = {"eagle3": "#5b7fa6", "peagle": "#d9662b"}
+MARKERS: dict[Kind, str] = {"eagle3": "o", "peagle": "s"}  # in print without colours
 LINES = {"chain": "-", "tree": "--"}
 COLUMNS = ("clients", "head", "shape", "tokens/s", "accept", "draft ms", "/ plain", "/ EAGLE-3", "MiB", "others")
 
@@ -250,7 +251,8 @@ def draw_peagle(report: PEagleReport, path: Path) -> None:
         for form in FORMS:
             like = (kind, form, drafted[0].prompts)
             rows = [row for row in drafted if (row.kind, row.form, row.prompts) == like]
-            label, style = f"{NAMES[kind]}, {form}s", {"color": colour, "linestyle": LINES[form]}
+            label = f"{NAMES[kind]}, {form}s"
+            style = {"color": colour, "marker": MARKERS[kind], "linestyle": LINES[form]}
             by_level = sorted((row for row in rows if row.concurrency == fewest), key=lambda row: row.k)
             deepest = sorted((row for row in rows if row.k == most), key=lambda row: row.concurrency)
             draw_points(times, [(row.k, row.spread.draft_ms) for row in by_level], label, **style)

@@ -19,7 +19,8 @@ RUN EAGLE_BUILD=cpu environments/make.sh wheels /wheels . environments/vllm/shim
 
 FROM base
 COPY --from=build /opt/engine /opt/engine
-RUN useradd --create-home --uid 1000 eagle
+# /cache: a volume that is mounted there belongs to the user too.
+RUN useradd --create-home --uid 1000 eagle && install -d -o eagle -g eagle /cache
 USER 1000
 WORKDIR /home/eagle
 ENV PATH=/opt/engine/bin:$PATH VLLM_NO_USAGE_STATS=1

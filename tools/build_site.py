@@ -26,6 +26,7 @@ SETTINGS = "docs/zensical.toml"
 # Pages from outside of docs/: the file and its name on the site. A link to README.md leads to the overview.
 MORE_PAGES = {
     "docker/README.md": "docker.md",
+    "deploy/README.md": "stack.md",
     "compat/sglang-cpu/README.md": "sglang-cpu.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",

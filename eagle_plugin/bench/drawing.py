@@ -41,7 +41,7 @@ def new_figure(width: float, height: float, title: str = "") -> Figure:
 def save_figure(figure: Figure, path: Path, caption: str = "") -> None:
     """Write the figure to a PNG file, whole or not at all, with small text below it. Raises OSError."""
     if caption:
-        figure.supxlabel(caption, fontsize=8.5, color="#444444")
+        figure.supxlabel(caption, fontsize=8.5, alpha=0.75)
     with replace_file(path) as partial:
         figure.savefig(partial, format="png")
 

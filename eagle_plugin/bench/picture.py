@@ -39,7 +39,7 @@ def draw_demo(report: DemoReport, path: Path) -> None:
             [medians[i] for i in with_spread],
             yerr=whiskers([values[i] for i in with_spread]),
             fmt="none",
-            ecolor="#222222",
+            ecolor=axes.title.get_color(),
             capsize=5,
         )
         for index, value in enumerate(values):

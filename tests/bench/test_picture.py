@@ -1,30 +1,12 @@
 """The picture shows the report: the heights of its bars are the medians."""
 
 import sys
-from pathlib import Path
 
 import pytest
-from demo_reports import demo_report
-from PIL import Image, ImageColor
+from demo_reports import bar_heights, demo_report
 
 from eagle_plugin.bench.drawing import PictureError
 from eagle_plugin.bench.picture import COLOURS, draw_demo
-
-
-def bar_heights(path: Path, colour: str) -> list[int]:
-    """Height in pixels of each bar of that colour, from left to right."""
-    with Image.open(path) as picture:
-        pixels = picture.convert("RGB")
-    wanted, heights, inside = ImageColor.getrgb(colour), [], False
-    for x in range(pixels.width):
-        column = [pixels.getpixel((x, y)) == wanted for y in range(pixels.height)]
-        height = pixels.height - column[::-1].index(True) - column.index(True) if any(column) else 0
-        if height and not inside:
-            heights.append(0)
-        inside = height > 0
-        if inside:
-            heights[-1] = max(heights[-1], height)
-    return heights
 
 
 def test_bars_are_as_high_as_the_medians(tmp_path):

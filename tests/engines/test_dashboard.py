@@ -1,4 +1,4 @@
-"""The dashboard for Grafana, the exported metrics and docs/metrics.md name the same metrics."""
+"""The dashboard for Grafana, the alerts, the exported metrics and docs/metrics.md name the same metrics."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from eagle_plugin.runtime.round_metrics import RoundMetrics
 from eagle_plugin.traffic.metrics import CaptureMetrics
 
 ROOT = Path(__file__).resolve().parents[2]
-DASHBOARD = ROOT / "docs/grafana/eagle-plugin.json"
+DASHBOARD = ROOT / "deploy/config/eagle-plugin.json"
 NAME = re.compile(rf"{PREFIX}(\w+)")
 COLUMNS = 24  # of Grafana's grid
 
@@ -178,6 +178,12 @@ def test_every_expression_is_closed_and_asks_for_the_model(dashboard: dict[str, 
 def test_the_dashboard_shows_what_is_exported(dashboard: dict[str, Any]) -> None:
     shown = {name for expression in expressions(dashboard) for name in family_names(expression)}
     assert shown == exported()
+
+
+def test_the_alerts_ask_for_what_is_exported() -> None:
+    text = (DASHBOARD.parent / "alerts.yml").read_text("utf-8")
+    asked = set(family_names(text))
+    assert asked and asked <= exported()
 
 
 def test_the_document_names_what_is_exported() -> None:

@@ -1,4 +1,8 @@
-"""A report of the demo with known numbers."""
+"""A report of the demo with known numbers, and the bars of its picture."""
+
+from pathlib import Path
+
+from PIL import Image, ImageColor
 
 from eagle_plugin.bench.load import Completion
 from eagle_plugin.bench.machine import describe_machine
@@ -49,3 +53,19 @@ def demo_report() -> DemoReport:
         ),
         versions={"sglang": "0.5.23"}, machine=describe_machine(), date="2026-01-01T00:00:00+00:00",
     )  # fmt: skip
+
+
+def bar_heights(path: Path, colour: str) -> list[int]:
+    """Height in pixels of each bar of that colour, from left to right."""
+    with Image.open(path) as picture:
+        pixels = picture.convert("RGB")
+    wanted, heights, inside = ImageColor.getrgb(colour), [], False
+    for x in range(pixels.width):
+        column = [pixels.getpixel((x, y)) == wanted for y in range(pixels.height)]
+        height = pixels.height - column[::-1].index(True) - column.index(True) if any(column) else 0
+        if height and not inside:
+            heights.append(0)
+        inside = height > 0
+        if inside:
+            heights[-1] = max(heights[-1], height)
+    return heights
