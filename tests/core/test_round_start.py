@@ -27,3 +27,13 @@ def test_start_round() -> None:
     assert out.sampling.top_ks.tolist() == [7, 8, 1]
     assert out.sampling.top_ps.tolist() == torch.tensor([0.9, 0.8, 1.0]).tolist()
     assert out.sampling.min_ps.tolist() == torch.tensor([0.1, 0.1, 0.0]).tolist()
+
+
+def test_windows_of_the_slots() -> None:
+    start = RoundStart.empty(2, 5, 8)
+    start.slots.copy_(torch.arange(10).view(2, 5))
+    assert start.window(0, 5) is start.slots
+    for first, count in ((0, 2), (1, 3), (4, 1)):
+        found = start.window(first, count)
+        assert found.tolist() == [[*range(first, first + count)], [*range(5 + first, 5 + first + count)]]
+        assert found.stride() == (count, 1)
