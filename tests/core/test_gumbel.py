@@ -7,6 +7,7 @@ import scipy.stats
 import torch
 from torch import Tensor
 
+from eagle_plugin.core import gumbel
 from eagle_plugin.core.gumbel import draw_tokens, gumbel_noise, noise_of_all
 from eagle_plugin.core.propose import propose
 from eagle_plugin.core.sampling import Filters, SamplingParams, target_distribution
@@ -51,6 +52,15 @@ def test_noise_has_gumbels_distribution() -> None:
     noise = gumbel_noise(keys(500), torch.arange(500), torch.arange(40).expand(500, -1)).flatten().numpy()
     assert scipy.stats.kstest(noise, "gumbel_r").pvalue > ALARM
     assert scipy.stats.kstest(noise * 1.2, "gumbel_r").pvalue < CAUGHT
+
+
+def test_no_bits_give_an_infinite_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Zeros and ones come once in 2^32 numbers each: what a draw would make of an infinity is no distribution."""
+    extremes = tuple(torch.tensor([[bits]]) for bits in (0, 2**32 - 1, 2**31, 2**31))
+    monkeypatch.setattr(gumbel, "random_bits", lambda *_: extremes)
+    least, most, *middle = noise_of_all(torch.tensor([0]), torch.tensor([0]), 4)[0].tolist()
+    assert (least, most) == pytest.approx((-3.1300, 22.8739), abs=1e-3)
+    assert middle == pytest.approx([0.3665, 0.3665], abs=1e-3)
 
 
 @pytest.mark.parametrize("filters", ["joint", "chained"])
