@@ -11,7 +11,7 @@ LEARNT = ("target_license", "sources", "earlier_sources")  # keys of "training" 
 def source_rows(training: Any) -> list[tuple[str, ...]]:
     """COLUMNS of each source; training: of the manifest, of any origin."""
     training = training if isinstance(training, dict) else {}
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for key, mark in (("sources", ""), ("earlier_sources", " (before this training)")):
         found = training.get(key)
         for name, one in found.items() if isinstance(found, dict) else ():

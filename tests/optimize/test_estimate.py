@@ -38,10 +38,10 @@ SPEEDS = ["--tflops", "1", "--bandwidth", "10"]
 
 
 def estimated(capsys: pytest.CaptureFixture[str], *args: object) -> dict[str, Any]:
-    """The values of a command's figures by their keys."""
+    """The values of a command's stats by their keys."""
     capsys.readouterr()
     assert main(["optimize", "estimate", *map(str, args), *SPEEDS, "--json"]) == 0
-    return {key: one["value"] for key, one in json.loads(capsys.readouterr().out)["figures"].items()}
+    return {key: one["value"] for key, one in json.loads(capsys.readouterr().out)["stats"].items()}
 
 
 @pytest.fixture(scope="module")

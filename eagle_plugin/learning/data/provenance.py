@@ -25,7 +25,7 @@ from eagle_plugin.models.store import MANIFEST as MODEL_MANIFEST
 UNKNOWN = "unknown"
 STORE_FILE = "source.json"
 BOTH = " AND "  # between licences that hold together, as in SPDX expressions
-TEXTS = ("LICENSE", "LICENSE.txt", "LICENSE.md", "COPYING")
+LICENSE_FILES = ("LICENSE", "LICENSE.txt", "LICENSE.md", "COPYING")
 READ = 1000  # characters of a licence's text in which its name is
 
 
@@ -38,7 +38,7 @@ class Terms:
     license: str = UNKNOWN
     trains_models: bool | None = None  # False: its terms forbid to train other models on it; None: not known
     answers_only: bool = False  # `trains_models` is about its recorded answers and not about its prompts
-    accepted: bool = False  # the user said that they may train on it nevertheless
+    accepted: bool = False  # the user may train on it nevertheless, by their own word
 
     def of_prompts(self) -> Terms:
         """The terms where recorded answers are left out."""
@@ -202,7 +202,7 @@ def license_in(card: Mapping[str, Any]) -> str | None:
 
 
 def _text_license(folder: Path) -> str:
-    for name in TEXTS:
+    for name in LICENSE_FILES:
         try:
             text = (folder / name).read_text(encoding="utf-8", errors="replace")[:READ]
         except OSError:

@@ -34,7 +34,7 @@ from eagle_plugin.models.configs import CONFIGS
 How = Literal["given", "exact", "derived", "rough"]
 
 
-class Figure(NamedTuple):
+class Stat(NamedTuple):
     """One line of an estimate."""
 
     key: str
@@ -79,8 +79,8 @@ def config_folder(name: str) -> Iterator[Path]:
         )
 
 
-def estimate(job: JobFile, asked: Asked) -> list[Figure]:
-    """The figures of a job.
+def estimate(job: JobFile, asked: Asked) -> list[Stat]:
+    """The stats of a job.
 
     Raises:
         JobError, TrainError, DataError, HeadError: the recipe is wrong, or does not say how much there is of something.
@@ -92,7 +92,7 @@ def estimate(job: JobFile, asked: Asked) -> list[Figure]:
         aux = _aux_layers(job, target)
         layout = features_layout(target.hidden_size, target.num_layers, target.vocab_size, aux)
         store = _store(job, asked, layout)
-        figures = [*_data(store, asked), *_target(job, target, store, asked), *_features(target, store, layout, asked)]
+        stats = [*_data(store, asked), *_target(job, target, store, asked), *_features(target, store, layout, asked)]
         head = None
         for stage in list_stages(job, folder, Path("out"), minutes=job.train_minutes):
             if not stage.recipe:
@@ -110,10 +110,10 @@ def estimate(job: JobFile, asked: Asked) -> list[Figure]:
                 processes=asked.devices,
                 device=asked.device,
             )
-            figures += _training(stage.name, settings, sizes, store, asked)
-    hours = sum(figure.value for figure in figures if figure.unit == "h")
-    shared = Figure("shared_hours", f"the same, shared by {asked.devices}", hours / asked.devices, "h", "rough")
-    return [*figures, Figure("hours", "all of it, hours of one device", hours, "h", "rough"), shared]
+            stats += _training(stage.name, settings, sizes, store, asked)
+    hours = sum(stat.value for stat in stats if stat.unit == "h")
+    shared = Stat("shared_hours", f"the same, shared by {asked.devices}", hours / asked.devices, "h", "rough")
+    return [*stats, Stat("hours", "all of it, hours of one device", hours, "h", "rough"), shared]
 
 
 def known_targets() -> list[tuple[str, int, int, str, float]]:
@@ -148,17 +148,17 @@ def _store(job: JobFile, asked: Asked, layout: Manifest) -> StoreSizes:
     return sizes_of_average(count, asked.prompt_tokens, asked.answer_tokens or longest, layout)
 
 
-def _data(store: StoreSizes, asked: Asked) -> list[Figure]:
+def _data(store: StoreSizes, asked: Asked) -> list[Stat]:
     counted: How = "given" if asked.rows is None else "exact"
     follows: How = "derived" if asked.rows is None else "exact"
     return [
-        Figure("rows", "rows", store.documents, "", counted),
-        Figure("tokens", "tokens", store.tokens, "", follows),
-        Figure("response_tokens", "of them the target's answers", store.response_tokens, "", follows),
+        Stat("rows", "rows", store.documents, "", counted),
+        Stat("tokens", "tokens", store.tokens, "", follows),
+        Stat("response_tokens", "of them the target's answers", store.response_tokens, "", follows),
     ]
 
 
-def _target(job: JobFile, target: TargetSizes, store: StoreSizes, asked: Asked) -> list[Figure]:
+def _target(job: JobFile, target: TargetSizes, store: StoreSizes, asked: Asked) -> list[Stat]:
     prompts = store.tokens - store.response_tokens
     rows = max(1, store.documents)
     clients = min(job.traffic.concurrency if job.traffic else job.generate.concurrency, rows)
@@ -169,37 +169,37 @@ def _target(job: JobFile, target: TargetSizes, store: StoreSizes, asked: Asked) 
     context = (prompts + store.response_tokens / 2) / rows
     read = store.response_tokens * (target.weight_bytes / clients + context * target.cache_bytes)
     return [
-        Figure("target_parameters", "parameters of the target", target.parameters, "", "exact"),
-        Figure("target_bytes", "its weights", target.weight_bytes, "B", "derived"),
-        Figure("cache_bytes", f"KV cache of {clients} requests at a time", cache, "B", "derived"),
-        Figure(
+        Stat("target_parameters", "parameters of the target", target.parameters, "", "exact"),
+        Stat("target_bytes", "its weights", target.weight_bytes, "B", "derived"),
+        Stat("cache_bytes", f"KV cache of {clients} requests at a time", cache, "B", "derived"),
+        Stat(
             "serving_bytes",
             f"memory per device of a server on {asked.devices}, without the engine's own",
             (target.weight_bytes + cache) / asked.devices,
             "B",
             "rough",
         ),
-        Figure("generate_flops", "arithmetic of the answers", flops, "FLOP", "derived"),
-        Figure("generate_bytes", "weights and caches that they read", read, "B", "derived"),
-        Figure("generate_hours", "answers, hours of one device", _hours(flops, read, asked), "h", "rough"),
+        Stat("generate_flops", "arithmetic of the answers", flops, "FLOP", "derived"),
+        Stat("generate_bytes", "weights and caches that they read", read, "B", "derived"),
+        Stat("generate_hours", "answers, hours of one device", _hours(flops, read, asked), "h", "rough"),
     ]
 
 
-def _features(target: TargetSizes, store: StoreSizes, layout: Manifest, asked: Asked) -> list[Figure]:
+def _features(target: TargetSizes, store: StoreSizes, layout: Manifest, asked: Asked) -> list[Stat]:
     flops = target.forward_flops(store.tokens, store.tokens / max(1, store.documents) / 2)
     states = (len(layout.aux_layers) + 1) * target.hidden_size * target.dtype_bytes
     # The states of a batch, and as much again for the layer that runs.
     memory = target.parameters * target.dtype_bytes + 2 * BATCH_TOKENS * states
     return [
-        Figure("token_bytes", "bytes per token in the store", bytes_per_token(layout), "", "exact"),
-        Figure("store_bytes", "feature store", store.size, "B", "derived" if asked.rows is None else "exact"),
-        Figure("features_bytes", "memory of a process of `data features`", memory, "B", "rough"),
-        Figure("features_flops", "arithmetic of the features", flops, "FLOP", "derived"),
-        Figure("features_hours", "features, hours of one device", _hours(flops, 0, asked), "h", "rough"),
+        Stat("token_bytes", "bytes per token in the store", bytes_per_token(layout), "", "exact"),
+        Stat("store_bytes", "feature store", store.size, "B", "derived" if asked.rows is None else "exact"),
+        Stat("features_bytes", "memory of a process of `data features`", memory, "B", "rough"),
+        Stat("features_flops", "arithmetic of the features", flops, "FLOP", "derived"),
+        Stat("features_hours", "features, hours of one device", _hours(flops, 0, asked), "h", "rough"),
     ]
 
 
-def _training(name: str, settings: TrainRecipe, sizes: TrainingSizes, store: StoreSizes, asked: Asked) -> list[Figure]:
+def _training(name: str, settings: TrainRecipe, sizes: TrainingSizes, store: StoreSizes, asked: Asked) -> list[Stat]:
     budget, batch = settings.budget, sum(p.share * (p.batch_tokens or settings.batch_tokens) for p in settings.phases)
     tokens = budget.tokens or (budget.epochs or 0) * store.tokens or (budget.updates or 0) * batch
     hours = tokens * sizes.flops_per_token / (asked.tflops * 1e12) / 3600
@@ -209,17 +209,15 @@ def _training(name: str, settings: TrainRecipe, sizes: TrainingSizes, store: Sto
     key = name.replace(" ", "_")
     given: How = "rough" if budget.minutes is not None else "derived"
     return [
-        Figure(f"{key}_parameters", f"{name}: trained parameters", sizes.parameters, "", "exact"),
-        Figure(f"{key}_checkpoint_bytes", f"{name}: its two checkpoints", sizes.checkpoint_bytes, "B", "derived"),
-        Figure(f"{key}_state_bytes", f"{name}: parameters, gradients, optimiser", sizes.state_bytes, "B", "exact"),
-        Figure(
-            f"{key}_frozen_bytes", f"{name}: embedding and the target's lm_head", sizes.frozen_bytes, "B", "derived"
-        ),
-        Figure(f"{key}_work_bytes", f"{name}: activations and loss", sizes.work_bytes, "B", "rough"),
-        Figure(f"{key}_bytes", f"{name}: memory per process", sizes.memory, "B", "rough"),
-        Figure(f"{key}_tokens", f"{name}: tokens", tokens, "", given),
-        Figure(f"{key}_flops", f"{name}: arithmetic", tokens * sizes.flops_per_token, "FLOP", "rough"),
-        Figure(f"{key}_hours", f"{name}, hours of one device", hours, "h", "rough"),
+        Stat(f"{key}_parameters", f"{name}: trained parameters", sizes.parameters, "", "exact"),
+        Stat(f"{key}_checkpoint_bytes", f"{name}: its two checkpoints", sizes.checkpoint_bytes, "B", "derived"),
+        Stat(f"{key}_state_bytes", f"{name}: parameters, gradients, optimiser", sizes.state_bytes, "B", "exact"),
+        Stat(f"{key}_frozen_bytes", f"{name}: embedding and the target's lm_head", sizes.frozen_bytes, "B", "derived"),
+        Stat(f"{key}_work_bytes", f"{name}: activations and loss", sizes.work_bytes, "B", "rough"),
+        Stat(f"{key}_bytes", f"{name}: memory per process", sizes.memory, "B", "rough"),
+        Stat(f"{key}_tokens", f"{name}: tokens", tokens, "", given),
+        Stat(f"{key}_flops", f"{name}: arithmetic", tokens * sizes.flops_per_token, "FLOP", "rough"),
+        Stat(f"{key}_hours", f"{name}, hours of one device", hours, "h", "rough"),
     ]
 
 

@@ -26,7 +26,7 @@ examples:
   eagle-plugin optimize estimate RECIPE.yaml --rows out/head/generated.jsonl --json
   eagle-plugin optimize estimate --known-targets
 
-Only config.json of the target and of the head is read, no weights. `exact` figures are counted, `derived` ones follow
+Only config.json of the target and of the head is read, no weights. `exact` stats are counted, `derived` ones follow
 from those that are given, and `rough` ones are rules of thumb (docs/scale.md). --tflops and --bandwidth are what one
 device reaches, which is less than its maker says; without them this machine is measured for a second.
 """
@@ -53,7 +53,7 @@ def add_estimate_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--bandwidth", type=_speed, metavar="X", help="GB per second of a device's memory")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="kind of the devices (default: as here)")
     parser.add_argument("--known-targets", action="store_true", help="print bytes per token of known targets, and end")
-    parser.add_argument("--json", action="store_true", help="print all figures as JSON")
+    parser.add_argument("--json", action="store_true", help="print all stats as JSON")
 
 
 def run_estimate(arguments: argparse.Namespace) -> int:
@@ -90,11 +90,11 @@ def run_estimate(arguments: argparse.Namespace) -> int:
         devices=arguments.devices,
         device=device,
     )
-    figures = estimate(job, asked)
+    stats = estimate(job, asked)
     if arguments.json:
-        print(json.dumps({"figures": {one.key: one._asdict() for one in figures}, "measured_here": measured}, indent=1))
+        print(json.dumps({"stats": {one.key: one._asdict() for one in stats}, "measured_here": measured}, indent=1))
         return 0
-    _print_columns([(one.text, _shown(one.value, one.unit), one.how) for one in figures])
+    _print_columns([(one.text, _shown(one.value, one.unit), one.how) for one in stats])
     if measured:
         print(f"measured here: {measured['tflops']:.2f} TFLOP/s, {measured['bandwidth']:.1f} GB/s")
     return 0

@@ -47,8 +47,8 @@ def unread_head(options: HeadSettings, folder: Path, aux_layers: tuple[int, ...]
         kind, values, aux = _existing(options, aux_layers)
     else:
         kind = choose_kind(target.architecture) if options.kind == "auto" else options.kind
-        shape = {key: value for key, value in options.shape().items() if key in _SHAPE}
-        values = new_head_config(find_spec(kind), target, **({"layers": 1} | dict.fromkeys(_SHAPE[1:]) | shape))
+        shape: dict[str, Any] = {key: getattr(options, key) for key in _SHAPE}
+        values = new_head_config(find_spec(kind), target, **shape | {"layers": options.layers or 1})
         aux = aux_layers
         if kind not in BLOCK_DRAFTERS and kind != "eagle2":
             values |= NORM_KEYS[options.norms or "3.1"] | window_keys(options.window, values["num_hidden_layers"])
@@ -215,12 +215,8 @@ def _widths(head: DraftHead) -> tuple[int, int, int, int]:
     """(h D, g D, H, I)."""
     config = head.config
     dim = config.head_dim or config.hidden_size // config.num_attention_heads
-    return (
-        config.num_attention_heads * dim,
-        config.num_key_value_heads * dim,
-        config.hidden_size,
-        config.intermediate_size,
-    )
+    keys = (config.num_key_value_heads or config.num_attention_heads) * dim
+    return config.num_attention_heads * dim, keys, config.hidden_size, config.intermediate_size
 
 
 def _activations(head: DraftHead, forward: _Forward, size: int) -> float:

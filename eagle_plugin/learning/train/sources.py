@@ -110,7 +110,8 @@ class TargetSource:
         self.aux_layers = default_aux_layers(depth) if layers is None else tuple(layers)
         self._taps = Taps(model, self.aux_layers)
         self._rows: list[TokenRow] = []
-        self.items, self.terms = [], {}
+        self.items = []
+        self.terms: Sources = {}
         seen: set[str] = set()
         for path in settings.rows:
             known = read_sources(path)

@@ -22,6 +22,7 @@ from eagle_plugin.learning.data.store.features import auto_class, find_decoder
 from eagle_plugin.learning.data.store.manifest import Manifest
 from eagle_plugin.learning.data.store.shards import Entry, Layout, shard_bytes
 from eagle_plugin.learning.data.target_files import read_target_json
+from eagle_plugin.learning.data.target_identity import DIGESTS
 from eagle_plugin.models.public import MXFP4_BITS
 
 CACHE_BYTES = 2  # of a value in the KV cache
@@ -125,7 +126,7 @@ def _cached_values(text: Any, dim: int) -> int:
 
 def features_layout(hidden_size: int, num_layers: int, vocab_size: int, aux_layers: tuple[int, ...]) -> Manifest:
     """A manifest that says how wide the features are, and not of which target they are."""
-    nobody = dict.fromkeys(("target", "config_sha256", "weights_sha256", "tokenizer_sha256", "template_sha256"), "")
+    nobody: dict[str, Any] = dict.fromkeys(("target", *DIGESTS), "")
     return Manifest(
         **nobody,
         aux_layers=aux_layers,
