@@ -59,7 +59,15 @@ LAW: dict[str, set[str]] = {
     "learning.report": {"bench", "bench.states"},
     "learning.deploy": {"heads", "models", "bench", "learning.data.traffic", "sglang.version", "vllm.version"},
     # The other sub-commands run in processes of their own.
-    "learning.jobs": {"learning.data", "bench", "bench.states", "learning.report", "models", "learning.train.recipe"},
+    "learning.jobs": {
+        "learning.data",
+        "bench",
+        "bench.states",
+        "learning.report",
+        "models",
+        "learning.train.recipe",
+        "learning.train.sizes",
+    },
     "learning": {"learning.jobs.job"},  # what Python programs import
     # The same; of data and evaluation what prompts and captures are, and how a chat becomes token ids.
     "learning.loop": {

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from eagle_plugin.heads.files import HeadError
 from eagle_plugin.heads.kinds import HeadSpec
 from eagle_plugin.heads.other_layouts import SLIDING
-from eagle_plugin.heads.target_files import TargetFiles
+from eagle_plugin.heads.target_files import TargetShape
 
 Norms = Literal["3.0", "3.1", "before_fc"]
 # The RoPE variants that transformers and both engines compute alike, and their keys.
@@ -32,7 +32,7 @@ def window_keys(window: int | None, layers: int) -> dict[str, Any]:
 
 def new_head_config(
     spec: HeadSpec,
-    target: TargetFiles,
+    target: TargetShape,
     *,
     layers: int,
     intermediate_size: int | None,
@@ -83,7 +83,7 @@ def new_head_config(
     }
 
 
-def _attention_shape(target: TargetFiles) -> tuple[int, int, int]:
+def _attention_shape(target: TargetShape) -> tuple[int, int, int]:
     """(heads, key-value heads, head size): those of the target where it has ordinary attention."""
     config, hidden = target.config, target.hidden_size
     heads: int = config.get("num_attention_heads") or 0
@@ -95,7 +95,7 @@ def _attention_shape(target: TargetFiles) -> tuple[int, int, int]:
     return heads, next(n for n in (8, 4, 2, 1) if heads % n == 0), min(MAX_HEAD_DIM, hidden)
 
 
-def _mlp_width(target: TargetFiles) -> int:
+def _mlp_width(target: TargetShape) -> int:
     """The target's own width; where that is an expert's, 8/3 of the hidden size as in Llama, in steps of 256."""
     width = target.config.get("intermediate_size")
     if type(width) is int and width >= 2 * target.hidden_size:

@@ -16,11 +16,11 @@ from eagle_plugin.heads.target_config import read_target_config
 EMBEDDING = "embed_tokens.weight"
 
 
-class TargetFiles:
-    """The configuration and single tensors of a target, read without building the model.
+class TargetShape:
+    """What config.json of a target says.
 
     Raises:
-        HeadError: the folder has no config.json or no safetensors, lacks a size, or has no plain embedding.
+        HeadError: the folder has no config.json, or it lacks a size.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -31,6 +31,17 @@ class TargetFiles:
         self.hidden_size: int = self.config["hidden_size"]
         self.vocab_size: int = self.config["vocab_size"]
         self.num_layers: int = self.config["num_hidden_layers"]
+
+
+class TargetFiles(TargetShape):
+    """The configuration and single tensors of a target, read without building the model.
+
+    Raises:
+        HeadError: the folder has no config.json or no safetensors, lacks a size, or has no plain embedding.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        super().__init__(folder)
         self._tensors = read_tensors(self.folder)
         self._prefix = self._find_embedding().removesuffix(EMBEDDING)
 

@@ -62,7 +62,9 @@ CASES = {
     "models path": Case("smollm2-135m-instruct", {"cache": "cache"}),
     "capture": Case("export {capture} --out {out}", {"capture": "folder", "out": "new file"}),
     "check": Case("{target} {head}", {"target": "folder", "head": "head"}),
-    "data builtin": Case("--recorded --limit 2 --out {out}", {"out": "new file", "cache": "cache"}),
+    "data builtin": Case(
+        "--recorded --accept-terms sharegpt --limit 2 --out {out}", {"out": "new file", "cache": "cache"}
+    ),
     "data set": Case("sharegpt --path {sharegpt} --out {out}", {"sharegpt": "file", "out": "new file"}),
     "data prepare": Case("{chats} --privacy off --out {out}", {"chats": "file", "out": "new file"}),
     "data generate": Case("{prompts} --endpoint {url} --out {out}", {"prompts": "file", "out": "new file"}),

@@ -148,6 +148,8 @@ SCENES = {
     ),
     "recipe of aliases": Scene("train {trap} --out {own}/out", ("aliases (*name)",), _recipe(ALIASES)),
     "job of aliases": Scene("optimize {trap} --out {own}/out", ("aliases (*name)",), _recipe(ALIASES)),
+    "estimate of aliases": Scene("optimize estimate {trap}", ("aliases (*name)",), _recipe(ALIASES)),
+    "estimate without a number": Scene("optimize estimate {job}", ("number with --dialogues",), _nothing),
     "recipe in itself": Scene("train {trap} --out {own}/out", ("nested too deeply",), _recipe(ITSELF)),
     "no date": Scene("train {trap} --out {own}/out", ("month must be in 1..12",), _recipe(NO_DATE)),
     "no date set": Scene("train {recipe} --out {own}/out --set a=2024-13-45", ("is not YAML",), _nothing),

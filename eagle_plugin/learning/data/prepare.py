@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -27,6 +27,16 @@ from eagle_plugin.learning.data.privacy.filter import (
 )
 from eagle_plugin.learning.data.privacy.phones import PHONE_REGIONS, PHONE_REGIONS_HELP, parse_regions
 from eagle_plugin.learning.data.privacy.redact import MODES
+from eagle_plugin.learning.data.provenance import (
+    UNKNOWN,
+    Origin,
+    Sources,
+    Terms,
+    add_terms_options,
+    check_terms,
+    origin_of,
+    write_sources,
+)
 from eagle_plugin.learning.data.rows import DataError
 from eagle_plugin.learning.data.sources.conversation import Unusable
 from eagle_plugin.learning.data.sources.formats import Record, read_records
@@ -95,6 +105,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise DataError("--skip-other-targets needs a target to compare with; give it with --target")
     target = target_folder(arguments.target) if arguments.target else None
     regions = parse_regions(arguments.phone_regions)
+    stated = Terms(arguments.license or UNKNOWN, False if arguments.forbids_training else None)
+    origins = {}
+    for name in arguments.files:
+        origin = origin_of(name, stated if stated != Terms() else None, arguments.keep_responses)
+        shown = arguments.source or origin.source or name
+        terms = check_terms({shown: origin.terms or Terms()}, arguments.allow_licenses, arguments.accept_terms)[shown]
+        origins[name] = origin._replace(terms=origin.terms and terms)
     settings = PrivacySettings(arguments.privacy, arguments.recogniser, regions, tokenizer)
     stats = prepare(
         arguments.files,
@@ -107,6 +124,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         source=arguments.source,
         target=target,
         skip_other_targets=arguments.skip_other_targets,
+        origins=origins,
         console=console,
     )
     print_stats(stats, settings, out, console)
@@ -125,11 +143,13 @@ def prepare(
     source: str | None = None,
     target: Path | None = None,
     skip_other_targets: bool = False,
+    origins: Mapping[str, Origin] | None = None,
     console: Console | None = None,
 ) -> PreparationStats:
     """Write the prompts of all files to `out`, whole or not at all. The same files give the same bytes.
 
     target: folder of the target that kept answers must be of; skip_other_targets: those of others are left out.
+    origins: of files of which something is known.
 
     Raises:
         DataError: a file cannot be read, the filter cannot be loaded, an answer is of another target, or no prompt is
@@ -138,10 +158,12 @@ def prepare(
     stats = PreparationStats()
     check = TargetCheck(target, ANEW, skip_other_targets) if keep_responses else None
     seen: set[bytes] = set()
+    sources: Sources = {}
     read = partial(read_records, skip_broken=skip_broken)
 
     def lines(filter_prompts: FilterPrompts, advance: Callable[[int], None]) -> Iterator[str]:
-        for filtered in filter_prompts(_raw_prompts(files, read, check, source, stats, advance)):
+        raw = _raw_prompts(files, read, check, source, origins or {}, sources, stats, advance)
+        for filtered in filter_prompts(raw):
             for prompt in _count(filtered, seen, stats):
                 final = assign_id_and_split(prompt, val_share)
                 stats.kept[final.split] += 1
@@ -157,6 +179,7 @@ def prepare(
         inherit_privacy(*files),
     ):
         write_output(out, lines(filter_prompts, advance))
+        write_sources(out, sources)
     stats.note = check.note() if check else None
     return stats
 
@@ -166,18 +189,24 @@ def _raw_prompts(
     read: Callable[[str, Callable[[int], None]], Iterator[Record | SkippedRecord]],
     check: TargetCheck | None,
     source: str | None,
+    origins: Mapping[str, Origin],
+    sources: Sources,
     stats: PreparationStats,
     advance: Callable[[int], None],
 ) -> Iterator[RawPrompt]:
-    """The records of all files in normal form, without duplicates; check: of the answers, None if none is kept."""
+    """The records of all files in normal form, without duplicates; check: of the answers, None if none is kept.
+
+    sources: gets the terms of every source of which something is known.
+    """
     seen: set[bytes] = set()
     for name in files:
+        origin = origins.get(name, Origin(None, None))
         for item in read(name, advance):
             stats.read += not (isinstance(item, SkippedRecord) and item.reason == CUT)
             if isinstance(item, SkippedRecord):
                 stats.skip(item.where, item.reason)
                 continue
-            record = replace(item, source=source) if source else item
+            record = replace(item, source=source or origin.source or item.source)
             try:
                 raw = _raw_prompt(record, check is not None)
             except Unusable as reason:
@@ -191,6 +220,9 @@ def _raw_prompts(
                 stats.skip(record.where, DUPLICATE)
             else:
                 seen.add(key)
+                if origin.terms is not None:
+                    known = sources.setdefault(record.source, origin.terms)
+                    sources[record.source] = known if known == origin.terms else known.joined(origin.terms)
                 halved = (HALVED,) if has_half_characters(raw.exact or raw.prompt) else ()
                 for what in (*record.changes, *halved):
                     stats.change(record.where, what)
@@ -264,6 +296,11 @@ def _parser() -> argparse.ArgumentParser:
         "--skip-broken", action="store_true", help="leave out and count broken lines (default: refuse the file)"
     )
     parser.add_argument("--source", metavar="NAME", help="name of these prompts in evaluation (default: their format)")
+    parser.add_argument("--license", metavar="ID", help="of files that have no FILE.source.json")
+    parser.add_argument(
+        "--forbids-training", action="store_true", help="the terms of these files forbid to train other models on them"
+    )
+    add_terms_options(parser)
     return parser
 
 

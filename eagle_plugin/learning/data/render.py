@@ -18,6 +18,7 @@ from eagle_plugin.common.atomic_io import inherit_privacy, write_output
 from eagle_plugin.common.command_line import Parser
 from eagle_plugin.learning.data.generation.chat import ChatRenderer, RenderedTurn, UntrainableTurn
 from eagle_plugin.learning.data.masks import MaskReport, show_masks
+from eagle_plugin.learning.data.provenance import read_sources, write_sources
 from eagle_plugin.learning.data.rows import DataError, TokenRow, format_row, turn_id
 from eagle_plugin.learning.data.sources.prompts import CUT, Prompt, read_prompts
 from eagle_plugin.learning.data.target_files import load_tokenizer, stop_token_ids
@@ -172,6 +173,7 @@ def _render(options: argparse.Namespace) -> int:
         report.check_mean(allow=options.allow_odd_masks)
 
     write_output(options.out, lines())
+    write_sources(options.out, read_sources(options.prompts))
     for note in (check.note(), *_notes(renderer, target, counts["undated"])):
         if note:
             console.print(f"warning: {note}", style="yellow", markup=False, soft_wrap=True)

@@ -14,6 +14,7 @@ from eagle_plugin.common.atomic_io import PARTIAL, WriteError
 from eagle_plugin.common.errors import UserError
 from eagle_plugin.common.file_digests import hash_file, write_digests
 from eagle_plugin.common.json_files import read_object
+from eagle_plugin.common.learnt import LEARNT
 from eagle_plugin.heads.checkpoint import check_head
 from eagle_plugin.heads.files import read_config
 from eagle_plugin.heads.kinds import stored_algorithm
@@ -97,6 +98,7 @@ def _check_folders(target: Path, head: Path, out: Path) -> None:
 def _describe(target: Path, head: Path, engine: str, algorithm: str, measured: Path) -> dict[str, Any]:
     """What package.json says."""
     record = read_manifest(head) or {}
+    training = record["training"] if isinstance(record.get("training"), dict) else {}
     results = {name: _read(measured / file) for name, file in MEASURED.items()}
     if (states := results["benchmark"]) is not None:  # without the single measurements
         keys = ("verdict", "engine", "engine_version", "date", "machine", "comparisons", "rows")
@@ -110,6 +112,7 @@ def _describe(target: Path, head: Path, engine: str, algorithm: str, measured: P
             "config_sha256": hash_file(head / "config.json"),
             "weights_sha256": {path.name: hash_file(path) for path in sorted(head.glob("*.safetensors"))},
             "trained_for": record.get("target"),
+            "training": {key: training.get(key) for key in LEARNT if key in training},
         },
         "versions": {"eagle-plugin": __version__} | installed_versions(PACKAGES),
         "lineage": _read(measured / LINEAGE),

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from eagle_plugin.common.learnt import COLUMNS, source_rows
 from eagle_plugin.sglang.version import TESTED as SGLANG
 from eagle_plugin.vllm.version import TESTED as VLLM
 
@@ -96,6 +97,10 @@ head fits a target with the same digests only. `eagle-plugin check TARGET head` 
 | `package.json` | target, head, versions, lineage and what was measured |
 | `digests.json` | size and sha256 of every file |
 
+## What it learnt from
+
+{learnt}
+
 ## Is it faster?
 
 {verdict}
@@ -150,10 +155,27 @@ def package_files(manifest: dict[str, Any], target: Path | None) -> dict[str, st
             target=manifest["target"]["name"],
             where=shown,
             mounted=mounted,
+            learnt=_learnt(manifest["head"].get("training") or {}),
             verdict=verdict or "No benchmark is in this package.",
             **values,
         ),
     }
+
+
+def _learnt(training: dict[str, Any]) -> str:
+    """The sources of a head with their licences, as Markdown."""
+    rows = source_rows(training)
+    if not rows:
+        return "The head's manifest does not say it."
+    lines = [f"Licence of the target: {_cell(training.get('target_license'))}.", ""]
+    return "\n".join(
+        [*lines, *(f"| {' | '.join(map(_cell, row))} |" for row in (COLUMNS, ["---"] * len(COLUMNS), *rows))]
+    )
+
+
+def _cell(value: object) -> str:
+    """Text that ends no cell of a table and is no markup."""
+    return re.sub(r"([\\`*_\[\]|<>#])", r"\\\1", " ".join(str(value).split()))
 
 
 def _kubernetes(name: str, port: int, mounted: str, volume: bool) -> str:

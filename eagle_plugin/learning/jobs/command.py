@@ -34,6 +34,8 @@ first stages, up to features/, are in that folder; another job with the same rec
 
 A folder of jobs that can be listed, described from any machine, stopped and resumed:
   eagle-plugin optimize create --help
+What a recipe will take, before anything is downloaded or computed:
+  eagle-plugin optimize estimate RECIPE.yaml
 """
 
 

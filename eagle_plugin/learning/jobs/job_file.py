@@ -102,15 +102,24 @@ def _data_set(text: str) -> dict[str, Any]:
     return {"name": name, "path": path} if sign else {"name": name}
 
 
+def parse_job(values: dict[str, Any], overrides: Sequence[str], where: str) -> JobFile:
+    """The job of these keys, with `a.b=value` over them.
+
+    Raises:
+        JobError: a key is wrong.
+    """
+    for override in overrides:
+        override_key(values, override, JobError)
+    return validate(JobFile, values, where, JobError)
+
+
 def check_job(values: dict[str, Any], overrides: Sequence[str], where: str) -> JobFile:
-    """The job of these keys, with `a.b=value` over them; its stages are planned, so that no later one is refused.
+    """As `parse_job`; the stages are planned, so that no later one is refused.
 
     Raises:
         JobError, TrainError: a key is wrong, or a file that the job reads is missing.
     """
-    for override in overrides:
-        override_key(values, override, JobError)
-    job = validate(JobFile, values, where, JobError)
+    job = parse_job(values, overrides, where)
     for _ in list_stages(job, Path(job.target), Path("out"), minutes=job.train_minutes):
         pass
     reads = [("prompts.files", path) for path in job.prompts.files]

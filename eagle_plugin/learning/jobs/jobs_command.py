@@ -1,4 +1,5 @@
-"""`eagle-plugin optimize create | list | describe | stop | resume`: jobs in a folder, which any machine can follow."""
+"""`eagle-plugin optimize create | list | describe | stop | resume | estimate`: jobs in a folder, which any machine can
+follow, and what one will take."""
 
 from __future__ import annotations
 
@@ -11,6 +12,8 @@ from datetime import datetime, timedelta, timezone
 from rich.console import Console
 
 from eagle_plugin.common.command_line import Parser
+from eagle_plugin.learning.jobs.estimate_command import EPILOG as ESTIMATE_EPILOG
+from eagle_plugin.learning.jobs.estimate_command import add_estimate_options, run_estimate
 from eagle_plugin.learning.jobs.job import JOBS, Job
 from eagle_plugin.learning.jobs.job_file import WORKFLOWS
 from eagle_plugin.learning.jobs.jobs_folder import JobsFolder, Status
@@ -147,7 +150,7 @@ def _ago(status: Status) -> str:
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="eagle-plugin optimize",
-        description="Jobs in a folder: create, list, describe, stop and resume them.",
+        description="Jobs in a folder: create, list, describe, stop and resume them, and estimate what one takes.",
         epilog=_epilog(),
     )
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
@@ -183,6 +186,8 @@ def _parser() -> argparse.ArgumentParser:
                 help="data sets of `data set`, from a local copy if PATH is given",
             )
             action.add_argument("--no-start", action="store_true", help="only write the job; `resume` runs it")
+    help_text = "what a job will take: bytes, memory, hours"
+    add_estimate_options(actions.add_parser("estimate", help=help_text, epilog=ESTIMATE_EPILOG))
     return parser
 
 
@@ -196,4 +201,5 @@ ACTIONS: dict[str, Callable[[argparse.Namespace], int]] = {
     "describe": _describe,
     "stop": _stop,
     "resume": _resume,
+    "estimate": run_estimate,
 }

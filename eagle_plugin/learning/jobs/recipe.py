@@ -30,6 +30,7 @@ class SetSettings(_Section):
     path: Path | None = None  # a file or folder with the set's files; default: its package, or the hub
     revision: str | None = None  # of the hub; default: the newest, which is recorded
     sha256: str | None = None  # the digest that the set's files must have
+    license: str | None = None  # default: as its card says
     limit: Positive | None = None  # records, from the first
 
 
@@ -41,6 +42,8 @@ class PromptSettings(_Section):
     builtin: Positive | None = None  # how many built-in prompts
     skip: Skipped = 0  # built-in prompts to leave out, from the first: those that the head was trained on
     privacy: str = "drop"  # of files, as in `data prepare`
+    license: str | None = None  # of files without FILE.source.json
+    forbids_training: bool = False  # the terms of these files forbid to train other models on them
 
 
 class GenerateSettings(_Section):
@@ -104,6 +107,8 @@ class JobRecipe(_Section):
     vocabulary: Positive | None = None
     aux_layers: list[Positive] | None = None
     train: dict[str, dict[str, Any]] = {}  # name -> keys of `eagle-plugin train`, in order
+    allow_licenses: list[str] = []  # of the sources; default: any
+    accept_terms: list[str] = []  # sources on which you may train although their terms forbid it
     evaluate: list[str] = ["mtbench", "humaneval", "gsm8k"]  # held-out sets; [] skips check and evaluation
     compare: Annotated[Path, AfterValidator(head_folder)] | None = None  # the trained head is measured against this one
     benchmark: BenchmarkSettings | Literal[False] = BenchmarkSettings()

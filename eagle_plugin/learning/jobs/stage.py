@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from eagle_plugin.common.recipes import did_you_mean
-from eagle_plugin.learning.jobs.recipe import JobError
+from eagle_plugin.learning.jobs.recipe import JobError, JobRecipe
 
 
 class Stage(NamedTuple):
@@ -22,6 +22,12 @@ class Stage(NamedTuple):
     settings: str | None = None  # None: all stages up to this one
     prompts: Path | None = None  # answers to others, in the output, are removed
     module: str | None = None  # that Python runs with `args`; None: eagle-plugin
+
+
+def terms_options(job: JobRecipe) -> list[str]:
+    """The options about licences and terms of the sub-commands that have them."""
+    options = {"--allow-licenses": job.allow_licenses, "--accept-terms": job.accept_terms}
+    return [word for name, values in options.items() if values for word in (name, *values)]
 
 
 def check_known(key: str, name: str, known: Collection[str]) -> None:

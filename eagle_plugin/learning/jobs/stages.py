@@ -9,12 +9,13 @@ from typing import Any
 
 import yaml
 
+from eagle_plugin.learning.data.sources.builtin_prompts import SHAREGPT
 from eagle_plugin.learning.data.sources.sets import SETS
 from eagle_plugin.learning.data.sources.training_sets import TRAINING_SETS
 from eagle_plugin.learning.jobs.answers import features_of
 from eagle_plugin.learning.jobs.judge_stages import judge_stages
 from eagle_plugin.learning.jobs.recipe import JobError, JobRecipe
-from eagle_plugin.learning.jobs.stage import Stage, check_known
+from eagle_plugin.learning.jobs.stage import Stage, check_known, terms_options
 from eagle_plugin.learning.jobs.traffic_stages import traffic_stages
 from eagle_plugin.learning.train.recipe import parse_recipe
 
@@ -70,7 +71,7 @@ def head_stages(job: JobRecipe, target: Path, out: Path, data: Path, minutes: fl
         raise JobError(f"the recipe's head is {head}, which holds no config.json; give the folder of a head")
     for name, keys in job.train.items():
         folder = out / "train" / name
-        args = ["train", f"{folder}.yaml", "--out", str(folder)]
+        args = ["train", f"{folder}.yaml", "--out", str(folder), *terms_options(job)]
         recipe = _train_recipe(name, keys | ({"budget": budget} if budget else {}), job, target, data, head)
         yield Stage(f"train {name}", args, folder / "head", recipe=recipe)
         head = folder / "head"
@@ -97,17 +98,21 @@ def _prompt_stages(job: JobRecipe, target: Path, data: Path) -> Iterator[Stage]:
     for wanted in settings.sets:
         made = data / "sets" / f"{wanted.name}.jsonl"
         args = ["data", "set", wanted.name, "--out", str(made)]
-        for key in ("path", "revision", "sha256", "limit"):
+        for key in ("path", "revision", "sha256", "license", "limit"):
             if (value := getattr(wanted, key)) is not None:
                 args += [f"--{key}", str(value)]
         check_known("prompts.sets", wanted.name, TRAINING_SETS)
+        if TRAINING_SETS[wanted.name].forbids == "all":
+            _check_accepted(job, wanted.name)
         yield Stage(f"data set {wanted.name}", args, made)
         files.append(str(made))
     if settings.builtin is not None:
         args = ["data", "builtin", *_count(settings.builtin, settings.skip), "--out", str(prompts)]
     else:
         args = ["data", "prepare", *files, "--privacy", settings.privacy, "--out", str(prompts)]
-    yield Stage("prompts", args, prompts)
+        args += ["--license", settings.license] if settings.license is not None else []
+        args += ["--forbids-training"] if settings.forbids_training else []
+    yield Stage("prompts", [*args, *terms_options(job)], prompts)
     ask, rows = job.generate, data / "generated.jsonl"
     args = ["data", "generate", str(prompts), "--out", str(rows), "--max-tokens", str(ask.max_tokens)]
     args += ["--concurrency", str(ask.concurrency)]
@@ -125,12 +130,22 @@ def _prompt_stages(job: JobRecipe, target: Path, data: Path) -> Iterator[Stage]:
         prompts=prompts,
     )
     if job.recorded is not None:
+        _check_accepted(job, SHAREGPT.name)
         dialogues, rows = data / "dialogues.jsonl", data / "recorded.jsonl"
         count = _count(job.recorded.count, job.recorded.skip)
         args = ["data", "builtin", "--recorded", *count, "--out", str(dialogues)]
-        yield Stage("recorded dialogues", args, dialogues)
+        yield Stage("recorded dialogues", [*args, *terms_options(job)], dialogues)
         args = ["data", "render", str(dialogues), "--target", str(target), "--out", str(rows)]
         yield Stage("rendered dialogues", [*args, "--max-length", str(job.recorded.max_length)], rows)
+
+
+def _check_accepted(job: JobRecipe, name: str) -> None:
+    """Raise JobError, before anything is downloaded, where a later stage would refuse the terms of a source."""
+    if name not in job.accept_terms:
+        raise JobError(
+            f"the terms of the source {name} forbid to train other models on what the recipe takes of it; leave it "
+            f"out, or say that you may with accept_terms: [{name}]"
+        )
 
 
 def _count(limit: int, skip: int) -> list[str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from eagle_plugin.bench.choices import default_engine
 from eagle_plugin.learning.jobs.recipe import JobRecipe, TrafficSettings
-from eagle_plugin.learning.jobs.stage import Stage
+from eagle_plugin.learning.jobs.stage import Stage, terms_options
 
 STEP = "eagle_plugin.learning.loop.step"
 HELD_OUT, HELD_OUT_ROWS, ACCEPT = "held-out.jsonl", "held-out-rows.jsonl", "accept-details.json"
@@ -49,7 +49,8 @@ def traffic_stages(job: JobRecipe, traffic: TrafficSettings, target: Path, data:
     yield Stage("export", ["capture", "export", str(data / "capture"), "--out", str(exported)], exported)
     share = min(0.5, max(0.02, VAL_DOCUMENTS / traffic.count))
     args = ["data", "prepare", str(exported), "--keep-responses", "--target", str(target), "--source", "traffic"]
-    yield Stage("prepare", [*args, "--val-share", f"{share:g}", "--out", str(prepared)], prepared)
+    args += ["--val-share", f"{share:g}", "--out", str(prepared), *terms_options(job)]
+    yield Stage("prepare", args, prepared)
     yield Stage("rows", ["data", "render", str(prepared), "--target", str(target), "--out", str(rows)], rows)
 
 

@@ -25,6 +25,7 @@ from eagle_plugin.learning.report.tables import (
     load_tables,
     ratio_table,
     repeat_tables,
+    source_tables,
     training_table,
 )
 
@@ -103,7 +104,7 @@ def _content(inputs: Inputs) -> dict[str, Any]:
         "aiperf": aiperf_tables(states),
         "ratios": ratio_table(states),
         "evaluation": evaluation_tables(inputs.evaluation),
-        "training": [training] if training else [],
+        "training": [*([training] if training else []), *source_tables(states.heads)],
         "repeat": list(repeat_tables(states)),
         "command": shlex.join(["eagle-plugin", "benchmark", *states.command]),
     }

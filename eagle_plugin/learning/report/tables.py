@@ -9,6 +9,8 @@ from eagle_plugin.bench.quartiles import Quartiles
 from eagle_plugin.bench.states.configs import NAMES, State
 from eagle_plugin.bench.states.document import Comparison, HeadFacts, Row, StatesReport, count_repeats
 from eagle_plugin.bench.states.verdict import Finding, Ratio
+from eagle_plugin.common.learnt import COLUMNS as SOURCE_COLUMNS
+from eagle_plugin.common.learnt import source_rows
 from eagle_plugin.learning.report.inputs import Evaluation
 
 COLUMNS = (
@@ -158,6 +160,16 @@ def training_table(heads: dict[State, HeadFacts]) -> Table | None:
         return None
     rows = [(name, *(found.get(name, "–") for found in facts.values())) for name in names]
     return Table("Training, from the heads' manifests", ("What", *(NAMES[state] for state in facts)), rows)
+
+
+def source_tables(heads: dict[State, HeadFacts]) -> list[Table]:
+    """What each head learnt from, with the licences; none of heads whose manifests do not say it."""
+    found = []
+    for state, head in heads.items():
+        if rows := source_rows(head.training):
+            target = (head.training or {}).get("target_license")
+            found.append(Table(f"Sources of {NAMES[state]} (licence of the target: {target})", SOURCE_COLUMNS, rows))
+    return found
 
 
 def _training(head: HeadFacts) -> dict[str, str]:

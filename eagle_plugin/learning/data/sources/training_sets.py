@@ -7,10 +7,11 @@ import hashlib
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from eagle_plugin.common.errors import first_line
 from eagle_plugin.common.file_digests import hash_file
+from eagle_plugin.learning.data.provenance import UNKNOWN, Terms, license_in, license_of
 from eagle_plugin.learning.data.rows import DataError
 from eagle_plugin.learning.data.sources.builtin_prompts import SHAREGPT
 from eagle_plugin.learning.data.sources.packages import cached_file
@@ -25,12 +26,18 @@ class TrainingSet(NamedTuple):
 
     files: patterns of the training files in the repository of the hub, as `fnmatch`; of a local folder, of file names.
     package: a package that holds the set, instead of the hub.
+    forbids: what of it a model of OpenAI wrote, whose terms forbid to train competing models on its output.
     """
 
     hub: str
     files: tuple[str, ...]
     chat: Callable[[dict[str, Any]], Chat]
     package: PackageFile | None = None
+    forbids: Literal["nothing", "answers", "all"] = "nothing"
+
+    def terms(self, license: str) -> Terms:
+        """The terms of the set under this licence."""
+        return Terms(license, None if self.forbids == "nothing" else False, self.forbids == "answers")
 
 
 class FoundSet(NamedTuple):
@@ -38,6 +45,7 @@ class FoundSet(NamedTuple):
 
     files: list[Path]
     origin: str
+    license: str
 
     def sha256(self) -> str:
         """One digest of the contents of all files, in their order; of one file its own sha256."""
@@ -62,16 +70,20 @@ def _as_it_is(record: dict[str, Any]) -> Chat:
 TRAINING_SETS = {
     "gsm8k": TrainingSet("openai/gsm8k", ("main/train-*.parquet",), _pair("question", "answer")),
     "magicoder": TrainingSet(
-        "ise-uiuc/Magicoder-OSS-Instruct-75K", ("data-oss_instruct-decontaminated.jsonl",), _pair("problem", "solution")
+        "ise-uiuc/Magicoder-OSS-Instruct-75K",
+        ("data-oss_instruct-decontaminated.jsonl",),
+        _pair("problem", "solution"),
+        forbids="all",
     ),
     "opencodeinstruct": TrainingSet("nvidia/OpenCodeInstruct", ("data/train-*.parquet",), _pair("input", "output")),
     "swebench": TrainingSet("princeton-nlp/SWE-bench", ("data/train-*.parquet",), _pair("problem_statement", "")),
-    "ultrachat": TrainingSet("HuggingFaceH4/ultrachat_200k", ("data/train_sft-*.parquet",), _as_it_is),
+    "ultrachat": TrainingSet("HuggingFaceH4/ultrachat_200k", ("data/train_sft-*.parquet",), _as_it_is, forbids="all"),
     "sharegpt": TrainingSet(
         "anon8231489123/ShareGPT_Vicuna_unfiltered",
         ("ShareGPT_V3_unfiltered_cleaned_split.json",),
         _as_it_is,
         SHAREGPT,
+        forbids="answers",
     ),
 }
 
@@ -86,9 +98,9 @@ def find_set(name: str, path: Path | None = None, revision: str | None = None) -
         raise DataError(f"there is no data set {name!r}; wanted one of {', '.join(TRAINING_SETS)}")
     wanted = TRAINING_SETS[name]
     if path is not None:
-        return FoundSet(_local_files(name, path, wanted), "path")
-    if wanted.package is not None and revision is None:
-        return FoundSet([cached_file(wanted.package)], f"package {wanted.package.package} {wanted.package.version}")
+        return FoundSet(_local_files(name, path, wanted), "path", license_of(path) if path.is_dir() else UNKNOWN)
+    if (package := wanted.package) is not None and revision is None:
+        return FoundSet([cached_file(package)], f"package {package.package} {package.version}", package.license)
     return _from_hub(name, wanted, revision)
 
 
@@ -146,4 +158,6 @@ def _from_hub(name: str, wanted: TrainingSet, revision: str | None) -> FoundSet:
             f"the data set {name} cannot be downloaded from {wanted.hub} ({reason}); check the network, or give a "
             "local copy with --path (prompts.sets.N.path in a recipe)"
         ) from error
-    return FoundSet(paths, f"hub {wanted.hub}@{info.sha}")
+    card = getattr(info, "card_data", None)
+    found = license_in(card.to_dict()) if card is not None else None
+    return FoundSet(paths, f"hub {wanted.hub}@{info.sha}", found or UNKNOWN)

@@ -22,6 +22,7 @@ from eagle_plugin.learning.data.store.features import Taps
 from eagle_plugin.learning.data.store.manifest import Manifest
 from eagle_plugin.learning.data.store.shards import Layout
 
+MAX_LENGTH, BATCH_TOKENS = 2048, 4096  # unless the user says otherwise
 WINDOW_BATCHES = 64  # rows for this many batches are read and sorted by length: little padding, bounded memory
 
 

@@ -17,6 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 
+from eagle_plugin.learning.data.provenance import Sources, Terms
 from eagle_plugin.learning.data.rows import DataError
 from eagle_plugin.learning.data.store.contents import (
     REPAIR,
@@ -39,6 +40,7 @@ from eagle_plugin.learning.data.store.shards import (
     read_in_full,
     write_shard,
 )
+from eagle_plugin.learning.data.store.sources import add_sources, stored_sources
 
 __all__ = ["ROWS_CHANGED", "SHARD_BYTES", "Document", "Entry", "FeatureStore", "FeatureWriter"]
 
@@ -107,6 +109,10 @@ class FeatureWriter:
         found = self._contents
         self.missing = set(self._planned) - (found.shards.keys() - found.problems.keys())
         self.damaged = {name: found.problems[name] for name in self.missing & found.names}
+
+    def add_sources(self, rows: str | Path) -> None:
+        """Record the sources of the file of rows."""
+        add_sources(self._folder, rows, {entry.source for entry in self._contents.entries})
 
     @property
     def names(self) -> list[str]:
@@ -201,8 +207,13 @@ class FeatureStore:
         contents = read_contents(self._folder)
         check_contents(contents, self._folder.url)
         self.manifest, self.entries = contents.manifest, contents.entries
+        self._sources = stored_sources(self._folder)
         self._cache = _Cache(Path(cache), cache_bytes) if cache is not None else None
         self._verified: set[tuple[str, int]] = set()
+
+    def terms(self) -> Sources:
+        """The terms of every source of the documents."""
+        return {entry.source: self._sources.get(entry.source, Terms()) for entry in self.entries}
 
     def read(self, entry: Entry) -> Document:
         """The document of an entry of this store."""

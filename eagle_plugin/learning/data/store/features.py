@@ -30,7 +30,7 @@ def load_target(folder: str | Path, dtype: torch.dtype = torch.bfloat16, device:
         DataError: the folder holds no safetensors checkpoint of an architecture that transformers knows, or its weights
             are quantised in a format that cannot be read here.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+    from transformers import AutoConfig
     from transformers.utils import logging
 
     logging.disable_progress_bar()  # the commands draw their own
@@ -42,16 +42,23 @@ def load_target(folder: str | Path, dtype: torch.dtype = torch.bfloat16, device:
     try:
         safely = {"trust_remote_code": False, "local_files_only": True}
         config = AutoConfig.from_pretrained(folder, **safely)
-        # Some multimodal targets have a class for text alone, which reads their checkpoint; the others are whole.
-        auto: Any = AutoModelForCausalLM
-        if type(config) not in auto._model_mapping:
-            auto = AutoModelForImageTextToText
-        model = auto.from_pretrained(folder, config=config, dtype=dtype, use_safetensors=True, **safely)
+        model = auto_class(config).from_pretrained(folder, config=config, dtype=dtype, use_safetensors=True, **safely)
     except Exception as error:  # safetensors and tokenizers have errors of their own
         reason = first_line(error)
         fix = f"install what it asks for to read {method} weights" if method else "give a causal language model"
         raise DataError(f"{folder} cannot be loaded by transformers ({reason}); {fix}") from error
     return model.to(device).eval()
+
+
+def auto_class(config: Any) -> Any:
+    """The class of transformers that makes the model of a config.
+
+    Some multimodal targets have a class for text alone, which reads their checkpoint; the others are whole.
+    """
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    causal: Any = AutoModelForCausalLM
+    return causal if type(config) in causal._model_mapping else AutoModelForImageTextToText
 
 
 def _quantisation(folder: Path, written: dict[str, Any]) -> str | None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 
 import torch
@@ -161,11 +161,8 @@ def write_shard(
         ObjectExists: the shard exists already.
         DataError: it cannot be written.
     """
-    entries, start = [], 0
-    for entry, data in documents:
-        # in the header, offsets count from the first tensor
-        entries.append(replace(entry, shard=name, offset=start, sha256=hashlib.sha256(data).hexdigest()))
-        start += len(data)
+    digested = [replace(entry, sha256=hashlib.sha256(data).hexdigest()) for entry, data in documents]
+    entries = _place(digested, name, manifest)
     if replaces:
         folder.remove(name)
     try:
@@ -174,6 +171,21 @@ def write_shard(
         raise ObjectExists(
             f"{folder.url}/{name} was written by another process at the same time; give every process its own --rank"
         ) from error
+
+
+def shard_bytes(entries: Iterable[Entry], name: str, manifest: Manifest, plan: int) -> int:
+    """The size of the shard of this name with documents of these entries; their digests are not needed."""
+    placed = _place((replace(entry, sha256="0" * 64) for entry in entries), name, manifest)
+    return len(_header(placed, manifest, plan)) + sum(Layout.of(manifest, entry.length).size for entry in placed)
+
+
+def _place(entries: Iterable[Entry], name: str, manifest: Manifest) -> list[Entry]:
+    """The entries of a shard with its name and their offsets, which count from the first tensor in the header."""
+    placed, start = [], 0
+    for entry in entries:
+        placed.append(replace(entry, shard=name, offset=start))
+        start += Layout.of(manifest, entry.length).size
+    return placed
 
 
 def _header(entries: Sequence[Entry], manifest: Manifest, plan: int | None) -> bytes:

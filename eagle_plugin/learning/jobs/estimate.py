@@ -1,0 +1,226 @@
+"""What a job will take, from its recipe and config.json alone: rows, bytes, memory and hours, before anything runs."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import yaml
+
+from eagle_plugin.learning.data.store.extraction import BATCH_TOKENS
+from eagle_plugin.learning.data.store.features import check_aux_layers, default_aux_layers
+from eagle_plugin.learning.data.store.manifest import Manifest
+from eagle_plugin.learning.data.store.sizes import (
+    StoreSizes,
+    TargetSizes,
+    bytes_per_token,
+    features_layout,
+    sizes_of_average,
+    sizes_of_rows,
+    target_sizes,
+)
+from eagle_plugin.learning.jobs.job_file import JobFile
+from eagle_plugin.learning.jobs.recipe import JobError
+from eagle_plugin.learning.jobs.stages import list_stages
+from eagle_plugin.learning.train.recipe import TrainRecipe, parse_recipe
+from eagle_plugin.learning.train.sizes import TrainingSizes, training_sizes, unread_head
+from eagle_plugin.models import CATALOG, installed, model_folder
+from eagle_plugin.models.configs import CONFIGS
+
+How = Literal["given", "exact", "derived", "rough"]
+
+
+class Stat(NamedTuple):
+    """One line of an estimate."""
+
+    key: str
+    text: str
+    value: float
+    unit: str  # "", "B", "FLOP" or "h"
+    how: How
+
+
+class Asked(NamedTuple):
+    """What the options of the command say."""
+
+    dialogues: int | None
+    prompt_tokens: int
+    answer_tokens: int | None
+    rows: Path | None
+    tflops: float  # per device
+    bandwidth: float  # 10^9 bytes per second and device
+    devices: int
+    device: str  # "cpu" or "cuda"
+
+
+@contextmanager
+def config_folder(name: str) -> Iterator[Path]:
+    """A folder with the config.json of a target: the folder itself, an installed model's, or that of a known name.
+
+    Raises:
+        JobError: it is none of these.
+    """
+    folder = Path(name).expanduser()
+    if (folder / "config.json").is_file():
+        yield folder
+    elif name in CATALOG and installed(name):
+        yield model_folder(name)
+    elif name in CONFIGS:
+        with tempfile.TemporaryDirectory() as made:
+            (Path(made) / "config.json").write_text(json.dumps(CONFIGS[name]), encoding="utf-8")
+            yield Path(made)
+    else:
+        raise JobError(
+            f"the target {name} is no folder with config.json, and none of {', '.join(CONFIGS)}; give such a folder"
+        )
+
+
+def estimate(job: JobFile, asked: Asked) -> list[Stat]:
+    """The stats of a job.
+
+    Raises:
+        JobError, TrainError, DataError, HeadError: the recipe is wrong, or does not say how much there is of something.
+    """
+    if job.head is not None:
+        raise JobError("the recipe brings a head and trains none, so there is nothing to estimate; give another recipe")
+    with config_folder(job.target) as folder:
+        target = target_sizes(folder)
+        aux = _aux_layers(job, target)
+        layout = features_layout(target.hidden_size, target.num_layers, target.vocab_size, aux)
+        store = _store(job, asked, layout)
+        stats = [*_data(store, asked), *_target(job, target, store, asked), *_features(target, store, layout, asked)]
+        head = None
+        for stage in list_stages(job, folder, Path("out"), minutes=job.train_minutes):
+            if not stage.recipe:
+                continue
+            settings = parse_recipe(yaml.safe_load(stage.recipe), f"the recipe's {stage.name}")
+            if head is None:  # later runs train it further
+                head = unread_head(settings.head, folder, aux, job.vocabulary)
+            sizes = training_sizes(
+                settings,
+                head,
+                target.vocab_size,
+                target.dtype_bytes,
+                document=store.tokens / max(1, store.documents),
+                responses=store.response_tokens / max(1, store.tokens),
+                processes=asked.devices,
+                device=asked.device,
+            )
+            stats += _training(stage.name, settings, sizes, store, asked)
+    hours = sum(stat.value for stat in stats if stat.unit == "h")
+    shared = Stat("shared_hours", f"the same, shared by {asked.devices}", hours / asked.devices, "h", "rough")
+    return [*stats, Stat("hours", "all of it, hours of one device", hours, "h", "rough"), shared]
+
+
+def known_targets() -> list[tuple[str, int, int, str, float]]:
+    """(name, hidden size, layers, aux layers, bytes of one token in a feature store) of the known targets."""
+    found = []
+    for name, config in CONFIGS.items():
+        hidden, layers = config["hidden_size"], config["num_hidden_layers"]
+        aux = default_aux_layers(layers)
+        width = bytes_per_token(features_layout(hidden, layers, config["vocab_size"], aux))
+        found.append((name, hidden, layers, ",".join(map(str, aux)), width))
+    return found
+
+
+def _aux_layers(job: JobFile, target: TargetSizes) -> tuple[int, ...]:
+    if job.aux_layers is not None:
+        return check_aux_layers(job.aux_layers, target.num_layers)
+    return default_aux_layers(target.num_layers)
+
+
+def _store(job: JobFile, asked: Asked, layout: Manifest) -> StoreSizes:
+    if asked.rows is not None:
+        return sizes_of_rows(asked.rows, layout)
+    prompts = job.prompts
+    limits = [one.limit for one in prompts.sets]
+    count = asked.dialogues or (job.traffic.count if job.traffic else None) or prompts.builtin
+    if count is None and limits and not prompts.files and None not in limits:
+        count = sum(limit for limit in limits if limit is not None)
+    if count is None:
+        raise JobError("the recipe does not say how many dialogues there are; give their number with --dialogues")
+    count += job.recorded.count if job.recorded else 0
+    longest = job.traffic.max_tokens if job.traffic else job.generate.max_tokens
+    return sizes_of_average(count, asked.prompt_tokens, asked.answer_tokens or longest, layout)
+
+
+def _data(store: StoreSizes, asked: Asked) -> list[Stat]:
+    counted: How = "given" if asked.rows is None else "exact"
+    follows: How = "derived" if asked.rows is None else "exact"
+    return [
+        Stat("rows", "rows", store.documents, "", counted),
+        Stat("tokens", "tokens", store.tokens, "", follows),
+        Stat("response_tokens", "of them the target's answers", store.response_tokens, "", follows),
+    ]
+
+
+def _target(job: JobFile, target: TargetSizes, store: StoreSizes, asked: Asked) -> list[Stat]:
+    prompts = store.tokens - store.response_tokens
+    rows = max(1, store.documents)
+    clients = min(job.traffic.concurrency if job.traffic else job.generate.concurrency, rows)
+    longest = job.traffic.max_tokens if job.traffic else job.generate.max_tokens
+    cache = clients * (prompts / rows + longest) * target.cache_bytes
+    flops = target.forward_flops(store.tokens, store.tokens / rows / 2) + target.readout_flops(store.response_tokens)
+    # Each round of all clients reads the weights once, and each token the keys and values before it.
+    context = (prompts + store.response_tokens / 2) / rows
+    read = store.response_tokens * (target.weight_bytes / clients + context * target.cache_bytes)
+    return [
+        Stat("target_parameters", "parameters of the target", target.parameters, "", "exact"),
+        Stat("target_bytes", "its weights", target.weight_bytes, "B", "derived"),
+        Stat("cache_bytes", f"KV cache of {clients} requests at a time", cache, "B", "derived"),
+        Stat(
+            "serving_bytes",
+            f"memory per device of a server on {asked.devices}, without the engine's own",
+            (target.weight_bytes + cache) / asked.devices,
+            "B",
+            "rough",
+        ),
+        Stat("generate_flops", "arithmetic of the answers", flops, "FLOP", "derived"),
+        Stat("generate_bytes", "weights and caches that they read", read, "B", "derived"),
+        Stat("generate_hours", "answers, hours of one device", _hours(flops, read, asked), "h", "rough"),
+    ]
+
+
+def _features(target: TargetSizes, store: StoreSizes, layout: Manifest, asked: Asked) -> list[Stat]:
+    flops = target.forward_flops(store.tokens, store.tokens / max(1, store.documents) / 2)
+    states = (len(layout.aux_layers) + 1) * target.hidden_size * target.dtype_bytes
+    # The states of a batch, and as much again for the layer that runs.
+    memory = target.parameters * target.dtype_bytes + 2 * BATCH_TOKENS * states
+    return [
+        Stat("token_bytes", "bytes per token in the store", bytes_per_token(layout), "", "exact"),
+        Stat("store_bytes", "feature store", store.size, "B", "derived" if asked.rows is None else "exact"),
+        Stat("features_bytes", "memory of a process of `data features`", memory, "B", "rough"),
+        Stat("features_flops", "arithmetic of the features", flops, "FLOP", "derived"),
+        Stat("features_hours", "features, hours of one device", _hours(flops, 0, asked), "h", "rough"),
+    ]
+
+
+def _training(name: str, settings: TrainRecipe, sizes: TrainingSizes, store: StoreSizes, asked: Asked) -> list[Stat]:
+    budget, batch = settings.budget, sum(p.share * (p.batch_tokens or settings.batch_tokens) for p in settings.phases)
+    tokens = budget.tokens or (budget.epochs or 0) * store.tokens or (budget.updates or 0) * batch
+    hours = tokens * sizes.flops_per_token / (asked.tflops * 1e12) / 3600
+    if budget.minutes is not None:
+        hours = budget.minutes / 60 * asked.devices
+        tokens = hours * 3600 * asked.tflops * 1e12 / sizes.flops_per_token
+    key = name.replace(" ", "_")
+    given: How = "rough" if budget.minutes is not None else "derived"
+    return [
+        Stat(f"{key}_parameters", f"{name}: trained parameters", sizes.parameters, "", "exact"),
+        Stat(f"{key}_checkpoint_bytes", f"{name}: its two checkpoints", sizes.checkpoint_bytes, "B", "derived"),
+        Stat(f"{key}_state_bytes", f"{name}: parameters, gradients, optimiser", sizes.state_bytes, "B", "exact"),
+        Stat(f"{key}_frozen_bytes", f"{name}: embedding and the target's lm_head", sizes.frozen_bytes, "B", "derived"),
+        Stat(f"{key}_work_bytes", f"{name}: activations and loss", sizes.work_bytes, "B", "rough"),
+        Stat(f"{key}_bytes", f"{name}: memory per process", sizes.memory, "B", "rough"),
+        Stat(f"{key}_tokens", f"{name}: tokens", tokens, "", given),
+        Stat(f"{key}_flops", f"{name}: arithmetic", tokens * sizes.flops_per_token, "FLOP", "rough"),
+        Stat(f"{key}_hours", f"{name}, hours of one device", hours, "h", "rough"),
+    ]
+
+
+def _hours(flops: float, read: float, asked: Asked) -> float:
+    """Of one device: as long as the arithmetic, or the reading of memory, takes."""
+    return max(flops / (asked.tflops * 1e12), read / (asked.bandwidth * 1e9)) / 3600
