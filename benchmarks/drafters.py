@@ -47,7 +47,7 @@ from eagle_plugin.bench.steal import StealWatch
 from eagle_plugin.bench.tables import number, plain_table, with_quartiles
 from eagle_plugin.bench.turns import Turn, take_turns
 from eagle_plugin.core.shape import Shape
-from eagle_plugin.heads.block_config import METHOD, is_block_drafter
+from eagle_plugin.heads import block_config
 from eagle_plugin.heads.description import described_spec, read_head
 from eagle_plugin.heads.kinds import find_spec
 from eagle_plugin.models import head_folder
@@ -129,7 +129,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 def kind_of(folder: Path) -> str:
     """What drafts: a name of `heads.kinds`. Raises HeadError."""
     head = read_head(folder)
-    return METHOD if is_block_drafter(head.written) else described_spec(head).kind
+    return block_config.kind_of(head.written) or described_spec(head).kind
 
 
 def specs_of(options: argparse.Namespace, target: Path, head: Path, kind: str) -> dict[str, ServerSpec]:

@@ -33,7 +33,7 @@ UNITS = {
 ENGINES = {
     "greedy": ("greedy",),
     "P-EAGLE": ("parallel_drafts", "parallel_heads"),
-    "block drafters": ("block_drafters", "block_drafter_lists", "trained_blocks"),
+    "block drafters": ("block_drafters", "block_drafter_lists", "markov_drafters", "trained_blocks"),
     "families": ("families", "mla", "multimodal", "quantised"),
     "linear layers": ("linear_attention",),
     "scheduling": ("greedy_scheduling", "head_exchange", "prefix_drafts", "windows", "lora"),

@@ -1,14 +1,24 @@
-"""What config.json of a block drafter (DFlash) says: whether it is one, its block, its mask token."""
+"""What config.json of a block drafter (DFlash, DSpark) says: which kind it is, its block, its mask token."""
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import Mapping
+from typing import Any, Final, TypeVar
 
 from eagle_plugin.core.shape import MAX_WIDTH
 
-METHOD = "dflash"  # vLLM's name in --speculative-config
-ALGORITHM: Final = "DFLASH"  # SGLang's, in --speculative-algorithm
+T = TypeVar("T")
+
+# The kinds, by vLLM's names in --speculative-config.
+METHOD = "dflash"
+MARKOV = "dspark"  # with a Markov head: a node's children depend on its own token
+METHODS = (METHOD, MARKOV)
+# SGLang's names of them, in --speculative-algorithm.
+ALGORITHM: Final = "DFLASH"
+MARKOV_ALGORITHM: Final = "DSPARK"
 ARCHITECTURE = "DFlashDraftModel"
+MARKOV_ARCHITECTURE = "Qwen3DSparkModel"
+_ARCHITECTURES = {METHOD: ARCHITECTURE, MARKOV: MARKOV_ARCHITECTURE}
 
 
 def is_block_drafter(config: dict[str, Any]) -> bool:
@@ -22,14 +32,33 @@ def is_block_drafter(config: dict[str, Any]) -> bool:
     )
 
 
+def kind_of(config: dict[str, Any]) -> str | None:
+    """The kind of a block drafter, one of METHODS; None: another one."""
+    named, names = config.get("speculators_model_type"), config.get("architectures")
+    if named is not None:
+        return named if named in METHODS else None
+    if names == ["DSparkDraftModel"] and config.get("model_type") == "qwen3":  # other types are of other layers
+        return MARKOV
+    return next((kind for kind, name in _ARCHITECTURES.items() if names == [name]), None)
+
+
+def architecture_of(kind: str) -> str:
+    """The class in config.json of the drafters of a kind that the plugin writes and serves."""
+    return _ARCHITECTURES[kind]
+
+
 def options_of(config: dict[str, Any]) -> dict[str, Any]:
-    """The keys of ``dflash_config``, and what speculators write at the top in their place."""
+    """The keys of ``dflash_config``, and what DSpark and speculators write at the top in their place."""
     found = dict(config.get("dflash_config") or {})
-    if config.get("speculators_model_type") == "dflash":
+    if config.get("speculators_model_type") in METHODS:
         found.setdefault("mask_token_id", config.get("mask_token_id"))
         if isinstance(layers := config.get("aux_hidden_state_layer_ids"), list):
             found.setdefault("target_layer_ids", [i - 1 if type(i) is int else i for i in layers])
         found.setdefault("sample_from_anchor", config.get("sample_from_anchor", False))
+    elif kind_of(config) == MARKOV:
+        at_top: dict[str, Any] = {key: config[key] for key in ("mask_token_id", "target_layer_ids") if key in config}
+        found = at_top | found
+        found["sample_from_anchor"] = config.get("sample_from_anchor", True)
     return found
 
 
@@ -45,9 +74,19 @@ def block_rows(config: dict[str, Any]) -> int | None:
     return found if type(found) is int else None
 
 
+def first_row(config: dict[str, Any]) -> int:
+    """The row of the block that lists the first level: 0, the root's own, where a drafter samples from its anchor."""
+    return 0 if kind_of(config) == MARKOV and options_of(config)["sample_from_anchor"] else 1
+
+
 def levels_of_block(config: dict[str, Any], draft_tokens: int) -> int:
     """The levels that a drafter lists at once where a round drafts so many tokens."""
-    return min(block_rows(config) or MAX_WIDTH, draft_tokens + 1) - 1
+    return min((block_rows(config) or MAX_WIDTH) - first_row(config), draft_tokens)
+
+
+def without_confidence(tensors: Mapping[str, T]) -> dict[str, T]:
+    """The tensors of a checkpoint without those of a confidence head, which no drafting here reads."""
+    return {name: tensor for name, tensor in tensors.items() if not name.startswith("confidence_head.")}
 
 
 def is_causal(config: dict[str, Any]) -> bool:

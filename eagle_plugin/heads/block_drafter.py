@@ -1,7 +1,8 @@
-"""Block drafters (DFlash): what their files hold, and whether an engine's class computes what our worker asks of it.
+"""Block drafters (DFlash, DSpark): what their files hold, and whether an engine's class computes what our worker asks.
 
 They are other models than EAGLE heads: layers of Qwen3 whose queries are the root token and masks, and whose other keys
-and values are made of the target's states. `heads.dflash` has the module. No engine is imported.
+and values are made of the target's states. DSpark's Markov head adds a bias by the token before to each level's logits.
+`heads.dflash` and `heads.dspark` have the modules. No engine is imported.
 """
 
 from __future__ import annotations
@@ -11,13 +12,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from eagle_plugin.heads.block_config import (
-    ALGORITHM,
-    ARCHITECTURE,
+    MARKOV,
     METHOD,
+    METHODS,
     block_rows,
+    first_row,
     is_block_drafter,
     is_causal,
+    kind_of,
     options_of,
+    without_confidence,
 )
 from eagle_plugin.heads.checkpoint import check_shapes, check_values, size_of
 from eagle_plugin.heads.description import HeadDescription, read_head
@@ -34,31 +38,42 @@ class Engine(NamedTuple):
     """What differs between the engines."""
 
     name: str
-    chosen: str  # what of its flags chooses block drafters
+    chosen: str  # what of its flags chooses drafters of a kind
     served: str  # with which flag it serves them
     tokens: str  # the flag of the drafted tokens
     counted: int  # of the block's tokens the flag does not count so many
     reads_tables: bool  # whether its class reads an embedding, an output layer and a draft vocabulary of the drafter
     reads_speculators: bool  # whether it reads the config.json of speculators
+    kinds: tuple[str, ...]  # that our worker serves
+
+    def flag(self, kind: str) -> str:
+        """With which flag it serves drafters of a kind."""
+        return self.served.format(self.name_of(kind))
+
+    def name_of(self, kind: str) -> str:
+        """Its own name of a kind."""
+        return kind.upper() if self.name == "SGLang" else kind
 
 
 VLLM = Engine(
     name="vLLM",
-    chosen=f"--speculative-config has method {METHOD}",
-    served=f'"method": "{METHOD}" in --speculative-config',
+    chosen="--speculative-config has method {}",
+    served='"method": "{}" in --speculative-config',
     tokens="num_speculative_tokens",
     counted=1,
     reads_tables=True,
     reads_speculators=True,
+    kinds=METHODS,
 )
 SGLANG = Engine(
     name="SGLang",
-    chosen=f"--speculative-algorithm is {ALGORITHM}",
-    served=f"--speculative-algorithm {ALGORITHM}",
+    chosen="--speculative-algorithm is {}",
+    served="--speculative-algorithm {}",
     tokens="--speculative-num-draft-tokens",
     counted=0,
     reads_tables=False,
     reads_speculators=False,
+    kinds=METHODS,
 )
 ENGINES = (VLLM, SGLANG)
 
@@ -66,34 +81,48 @@ ENGINES = (VLLM, SGLANG)
 class BlockInfo(NamedTuple):
     """What the checkpoint of a block drafter contains."""
 
+    kind: str
     hidden_size: int
     vocab_size: int
     draft_vocab_size: int
     target_layers: tuple[int, ...]  # layers of the target whose OUTPUT it reads, counted from 0
     num_layers: int
     block: int | None  # rows that it was trained with, the root's included; None where config.json does not say
+    first: int  # the row that lists the first level
     causal: bool  # whether a row of the block sees only the rows up to its own
     mask_token: int
     dtype: str
     parameters: int
     bytes: int
 
+    @property
+    def levels(self) -> int | None:
+        """The levels that it was trained to list."""
+        return None if self.block is None else self.block - self.first
 
-def describe_block(target_dir: str | Path, head_dir: str | Path, engine: Engine = VLLM) -> BlockInfo:
+
+def describe_block(
+    target_dir: str | Path, head_dir: str | Path, engine: Engine = VLLM, asked: str | None = None
+) -> BlockInfo:
     """Check that an engine's class can load the block drafter in `head_dir` for the target, and that our worker serves
     it.
+
+    asked: the kind that the engine's flags name; None where they are not known.
 
     Raises:
         HeadError: for the first thing that no worker can serve; `LeftToEngine` for what the engine's own may.
     """
     head, target = read_head(head_dir), text_config(read_target_config(target_dir))
     folder, config, options = head.folder, head.config, options_of(head.config)
+    chosen = engine.chosen.format(engine.name_of(asked or METHOD))
     if not is_block_drafter(head.written):
         raise HeadError(
             f"{folder} has architectures {head.written.get('architectures')}, which is no block drafter, but "
-            f"{engine.chosen}; eagle-plugin check names the flags of this head"
+            f"{chosen}; eagle-plugin check names the flags of this head"
         )
-    _refuse_other_kinds(head, options, engine)
+    kind = _served_kind(head, options, engine)
+    if asked not in (None, kind):
+        raise HeadError(f"{folder} is a {kind} drafter, but {chosen}; serve it with {engine.flag(kind)}")
     for key in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size"):
         read_size(config, key, folder / "config.json")
     vocabulary, hidden = target["vocab_size"], config["hidden_size"]
@@ -108,10 +137,11 @@ def describe_block(target_dir: str | Path, head_dir: str | Path, engine: Engine 
                 "target"
             )
     token = options.get("mask_token_id", config.get("mask_token_id"))
+    where = "config.json" if kind == MARKOV else "dflash_config"
     if type(token) is not int:
-        raise HeadError(f"{folder} has mask_token_id {token!r}, wanted a whole number in dflash_config")
+        raise HeadError(f"{folder} has mask_token_id {token!r}, wanted a whole number in {where}")
     check_mask_token(token, vocabulary, f"{folder} has mask_token_id")
-    layers = _target_layers(options, target["num_hidden_layers"], folder)
+    layers = _target_layers(options, target["num_hidden_layers"], folder, where)
     if not engine.reads_tables:
         _refuse_other_widths(wide, hidden, layers, target["num_hidden_layers"], folder)
     block = config.get("block_size", options.get("block_size"))
@@ -129,23 +159,30 @@ def describe_block(target_dir: str | Path, head_dir: str | Path, engine: Engine 
     size = draft_vocabulary(head, tensors, vocabulary) if engine.reads_tables else vocabulary
     if engine.reads_tables and "lm_head.weight" in tensors:
         wanted_tensors["lm_head.weight"] = size, hidden
+    if kind == MARKOV:
+        rank = read_size(config, "markov_rank", folder / "config.json")
+        wanted_tensors["markov_head.markov_w1.weight"] = vocabulary, rank
+        wanted_tensors["markov_head.markov_w2.weight"] = size, rank
     check_shapes(wanted_tensors, tensors, folder)
-    _refuse_unknown(tensors, wanted_tensors, folder)
+    _refuse_unknown(kind, tensors, wanted_tensors, folder)
     check_values(head)
     used = [tensors[name] for name in wanted_tensors]
     sizes = size_of(used)._asdict()
-    return BlockInfo(hidden, vocabulary, size, layers, head.num_layers, block, is_causal(config), token, **sizes)
+    first = first_row(head.written)
+    return BlockInfo(
+        kind, hidden, vocabulary, size, layers, head.num_layers, block, first, is_causal(config), token, **sizes
+    )
 
 
 def block_warnings(head_dir: str | Path, draft_tokens: int, engine: Engine = VLLM) -> list[str]:
     """Sentences for the log about a drafter that will be served with so many drafted tokens per round."""
     head, warnings = read_head(head_dir), []
-    rows, own = block_rows(head.config), 1 - engine.counted
-    if rows is not None and rows > draft_tokens + 1:
+    rows, first, own = block_rows(head.config), first_row(head.written), 1 - engine.counted
+    if rows is not None and rows - first > draft_tokens:
         warnings.append(
             f"{head_dir} has block_size {rows}, and {engine.tokens} {draft_tokens + own} makes blocks of "
-            f"{draft_tokens + 1} tokens, as in {engine.name} itself; the drafts are those that it was trained for from "
-            f"{engine.tokens} {rows - engine.counted} on"
+            f"{draft_tokens + first} tokens, as in {engine.name} itself; the drafts are those that it was trained for "
+            f"from {engine.tokens} {rows - first + own} on"
         )
     unread = [] if engine.reads_tables else [name for name in _TABLES if name in head.by_parameter()]
     if unread:
@@ -169,16 +206,17 @@ def _refuse_other_widths(wide: int, hidden: int, layers: tuple[int, ...], count:
         )
 
 
-def _refuse_other_kinds(head: HeadDescription, options: dict[str, Any], engine: Engine) -> None:
-    """Raise LeftToEngine for drafters, or parts of them, that the engine's own worker may serve and ours does not."""
+def _served_kind(head: HeadDescription, options: dict[str, Any], engine: Engine) -> str:
+    """The kind of a drafter. Raises LeftToEngine for drafters, or parts of them, that the engine's own worker may serve
+    and ours does not."""
     config, folder = head.config, head.folder
-    kind, names = head.written.get("speculators_model_type"), head.written.get("architectures")
-    if kind == "dflash" and not engine.reads_speculators:
-        raise LeftToEngine(f"{folder} has speculators_model_type {kind}, which {engine.name} does not read")
-    if kind not in (None, "dflash") or kind is None and names != [ARCHITECTURE]:
+    named, names = head.written.get("speculators_model_type"), head.written.get("architectures")
+    if named == METHOD and not engine.reads_speculators:
+        raise LeftToEngine(f"{folder} has speculators_model_type {named}, which {engine.name} does not read")
+    if (kind := kind_of(head.written)) is None or kind not in engine.kinds:
         raise LeftToEngine(
-            f"{folder} has {f'speculators_model_type {kind}' if kind else f'architectures {names}'}: of the block "
-            f"drafters only {ARCHITECTURE} is served with trees yet"
+            f"{folder} has {f'speculators_model_type {named}' if named else f'architectures {names}'}: of the block "
+            f"drafters only {' and '.join(engine.kinds)} are served with trees in {engine.name} yet"
         )
     count = config.get("num_hidden_layers") or 0
     kinds = config.get("layer_types") or []
@@ -192,7 +230,14 @@ def _refuse_other_kinds(head: HeadDescription, options: dict[str, Any], engine: 
             options.get("use_aux_hidden_state", config.get("use_aux_hidden_state", True)) is False,
             "use_aux_hidden_state false: drafters that read the last hidden state are not served",
         ),
-        (options.get("sample_from_anchor"), "sample_from_anchor true: it is not served yet"),
+        (
+            kind == METHOD and options.get("sample_from_anchor"),
+            "sample_from_anchor true: it is not served yet in a dflash drafter",
+        ),
+        (
+            kind == MARKOV and config.get("markov_head_type") not in (None, "vanilla"),
+            f"markov_head_type {config.get('markov_head_type')}: only vanilla Markov heads are served",
+        ),
         (options.get("attention_sink_bias") or config.get("add_swa_attention_sink_bias"), "attention sinks: not yet"),
         *(
             (not engine.reads_tables and options.get(key), f"{key} in dflash_config: only plain drafters are served")
@@ -206,9 +251,10 @@ def _refuse_other_kinds(head: HeadDescription, options: dict[str, Any], engine: 
     for holds, why in reasons:
         if holds:
             raise LeftToEngine(f"{folder} has {why}")
+    return kind
 
 
-def _target_layers(options: dict[str, Any], count: int, folder: Path) -> tuple[int, ...]:
+def _target_layers(options: dict[str, Any], count: int, folder: Path, where: str) -> tuple[int, ...]:
     """The layers whose output the drafter reads."""
     ids = options.get("target_layer_ids")
     if (
@@ -218,7 +264,7 @@ def _target_layers(options: dict[str, Any], count: int, folder: Path) -> tuple[i
         or sorted(set(ids)) != ids
     ):
         raise HeadError(
-            f"{folder} has target_layer_ids {ids!r}, wanted ascending ids from 0 to {count - 1} in dflash_config for a "
+            f"{folder} has target_layer_ids {ids!r}, wanted ascending ids from 0 to {count - 1} in {where} for a "
             f"target with {count} layers; use the drafter that was trained for this target"
         )
     return tuple(ids)
@@ -251,9 +297,10 @@ def _wanted(config: dict[str, Any], width: int) -> Iterator[tuple[str, tuple[int
                 yield f"{_LAYER.format(i)}self_attn.{name}.bias", shapes[f"self_attn.{name}"][:1]
 
 
-def _refuse_unknown(tensors: dict[str, StoredTensor], wanted: dict[str, Any], folder: Path) -> None:
+def _refuse_unknown(kind: str, tensors: dict[str, StoredTensor], wanted: dict[str, Any], folder: Path) -> None:
+    tensors = without_confidence(tensors) if kind == MARKOV else tensors
     unknown = sorted(tensors.keys() - wanted.keys() - set(_TABLES))
     if unknown:
         raise LeftToEngine(
-            f"{folder} has {', '.join(unknown[:3])}, which a DFlash drafter does not have: only plain ones are served"
+            f"{folder} has {', '.join(unknown[:3])}, which a {kind} drafter does not have: only plain ones are served"
         )

@@ -60,6 +60,7 @@ class DFlashHead(DraftHead):
     """
 
     kind = "dflash"
+    first_row = 1  # of a block, which lists the first level
     norm: RMSNorm
     mask_token_id: int
     block_size: int
@@ -135,10 +136,11 @@ class DFlashHead(DraftHead):
 
     def list_levels(self, roots: Roots, steps: int) -> Tensor:
         """As in the base class, of the block that the head was trained with; a longer one for more levels."""
-        tokens = self.block_tokens(roots.tokens, max(self.block_size, steps + 1))
+        first = self.first_row
+        tokens = self.block_tokens(roots.tokens, max(self.block_size, first + steps))
         seen = torch.ones(tokens.shape[1], tokens.shape[1], dtype=torch.bool, device=tokens.device)
         embeds = self.embed(tokens)
-        return self.read_after(roots, tokens, embeds, seen.tril() if self.causal else seen)[:, 1 : steps + 1]
+        return self.read_after(roots, tokens, embeds, seen.tril() if self.causal else seen)[:, first : first + steps]
 
     def logits(self, state: Tensor) -> Tensor:
         weight = self.target_lm_head if self.lm_head is None else self.lm_head.weight

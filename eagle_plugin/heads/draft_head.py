@@ -168,6 +168,10 @@ class DraftHead(nn.Module):
         """state [..., n, H] -> [..., n, draft vocabulary]."""
         raise NotImplementedError
 
+    def logits_after(self, state: Tensor, tokens: Tensor) -> Tensor:
+        """`logits` of the children of nodes with these tokens [..., n] int64 of the target, which few kinds read."""
+        return self.logits(state)
+
     def to_target(self, tokens: Tensor) -> Tensor:
         """Draft-vocabulary ids -> target ids."""
         return tokens + self.d2t[tokens]

@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.table import Table
 
 from eagle_plugin.common.command_line import Parser, positive_number
-from eagle_plugin.heads.block_config import METHOD, is_block_drafter
-from eagle_plugin.heads.block_drafter import describe_block
+from eagle_plugin.heads.block_config import is_block_drafter
+from eagle_plugin.heads.block_drafter import SGLANG, describe_block
 from eagle_plugin.heads.checkpoint import HeadInfo, check_head
 from eagle_plugin.heads.draft_head import DraftHead
 from eagle_plugin.heads.export import save_head, warn_of_biases
@@ -30,8 +30,8 @@ from eagle_plugin.models import head_folder, target_folder
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 DESCRIPTION = """\
-Rewrite a draft head (ours, official EAGLE, SpecForge's or speculators', DFlash) as a folder that stock SGLang and stock
-vLLM both load: config.json with the aux layers in both engines' keys, model.safetensors, eagle_plugin.json.
+Rewrite a draft head (ours, official EAGLE, SpecForge's or speculators', DFlash, DSpark) as a folder that stock SGLang
+and stock vLLM both load: config.json with the aux layers in both engines' keys, model.safetensors, eagle_plugin.json.
 """
 EXAMPLES = """\
 examples:
@@ -98,13 +98,14 @@ def _export_block_drafter(arguments: argparse.Namespace, head: Path, target: Pat
     _save(arguments, loaded, target, manifest)
     info = describe_block(target, arguments.out)
     print(
-        f"{arguments.out}: {METHOD}, {info.num_layers} layer(s), {info.parameters / 1e6:.1f} M parameters, {info.dtype}"
+        f"{arguments.out}: {info.kind}, {info.num_layers} layer(s), {info.parameters / 1e6:.1f} M parameters, "
+        f"{info.dtype}"
     )
     if loaded.own_lm_head is None and not loaded.own_embedding:
-        print(f"SGLang: --speculative-algorithm DFLASH --speculative-draft-model-path {arguments.out}")
+        print(f"SGLang: {SGLANG.flag(info.kind)} --speculative-draft-model-path {arguments.out}")
     else:
         print("SGLang: no, its class reads neither an embedding nor an lm_head of a drafter's own")
-    vllm = find_spec(METHOD).vllm_config(arguments.out, (info.block or 2) - 1)
+    vllm = find_spec(info.kind).vllm_config(arguments.out, info.levels or 1)
     print(f"vLLM: --speculative-config '{json.dumps(vllm)}'")
     return 0
 

@@ -19,7 +19,8 @@ from eagle_plugin.core.shape import Levels
 if TYPE_CHECKING:
     from torch import Tensor
 
-Algorithm = Literal["EAGLE", "EAGLE3", "DFLASH"]  # as SGLang names them; P-EAGLE heads are of EAGLE3's architecture
+# As SGLang names them; P-EAGLE heads are of EAGLE3's architecture.
+Algorithm = Literal["EAGLE", "EAGLE3", "DFLASH", "DSPARK"]
 INDEX_FILE = "model.safetensors.index.json"
 DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}  # a head's weights; safetensors' name: torch's
 MASK_KEYS = ("mask_token_id", "pard_token", "ptd_token_id")  # names of P-EAGLE's mask token in config.json

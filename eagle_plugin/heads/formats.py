@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle_plugin.heads.aux_layers import captured_layers
-from eagle_plugin.heads.block_config import ALGORITHM, ARCHITECTURE
+from eagle_plugin.heads.block_config import ALGORITHM, ARCHITECTURE, MARKOV_ALGORITHM, MARKOV_ARCHITECTURE
 from eagle_plugin.heads.draft_vocabulary import check_draft_vocabulary
 from eagle_plugin.heads.files import (
     MASK_KEYS,
@@ -229,6 +229,13 @@ class BlockFormat(EagleFormat):
 
     def known_tensors(self, config: dict[str, Any]) -> Iterator[str]:
         yield from ("embed_tokens.weight", "d2t", "t2d")
+
+
+class MarkovFormat(BlockFormat):
+    """The same with a Markov head (DSpark)."""
+
+    loader = MARKOV_ARCHITECTURE
+    algorithm: Algorithm = MARKOV_ALGORITHM
 
 
 _ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")

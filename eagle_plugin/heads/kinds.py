@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from eagle_plugin.core.shape import Levels
-from eagle_plugin.heads.block_config import ARCHITECTURE, METHOD
+from eagle_plugin.heads.block_config import ARCHITECTURE, MARKOV, MARKOV_ARCHITECTURE, METHOD
 from eagle_plugin.heads.files import Algorithm, HeadError
-from eagle_plugin.heads.formats import BlockFormat, Eagle3Format, EagleFormat, PEagleFormat
+from eagle_plugin.heads.formats import BlockFormat, Eagle3Format, EagleFormat, MarkovFormat, PEagleFormat
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class HeadSpec:
     marker: str  # canonical name of a tensor that this kind has and those further down in `HEADS` do not have
     method: str  # vLLM's name in --speculative-config
     levels: Levels  # how the levels of a draft tree are made
-    objective: str  # how it learns: a name of `learning.train.methods`
+    objective: str | None  # how it learns: a name of `learning.train.methods`; None: it is not trained here
 
     @property
     def algorithm(self) -> Algorithm:
@@ -89,7 +89,17 @@ BLOCK_DRAFTERS: dict[str, HeadSpec] = {
         method=METHOD,
         levels=Levels.BLOCK,
         objective="blocks",
-    )
+    ),
+    MARKOV: HeadSpec(
+        kind=MARKOV,
+        module="eagle_plugin.heads.dspark:DSparkHead",
+        format=MarkovFormat(),
+        architectures=(MARKOV_ARCHITECTURE,),
+        marker="markov_head.markov_w1.weight",
+        method=MARKOV,
+        levels=Levels.BLOCK,
+        objective=None,
+    ),
 }
 ALGORITHMS = sorted({spec.algorithm for spec in HEADS.values()})
 
@@ -100,7 +110,7 @@ def find_spec(kind: str) -> HeadSpec:
     Raises:
         HeadError: there is none of this name.
     """
-    known = all_kinds()
+    known = HEADS | BLOCK_DRAFTERS
     if kind not in known:
         raise HeadError(f"the kind of head is {kind!r}, wanted one of {', '.join(known)}; correct the name")
     return known[kind]
@@ -108,7 +118,7 @@ def find_spec(kind: str) -> HeadSpec:
 
 def all_kinds() -> dict[str, HeadSpec]:
     """The kinds that can be trained."""
-    return HEADS | BLOCK_DRAFTERS
+    return {kind: spec for kind, spec in (HEADS | BLOCK_DRAFTERS).items() if spec.objective is not None}
 
 
 def spec_of_tensors(names: Collection[str], architecture: str | None = None) -> HeadSpec | None:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eagle_plugin.heads.block_config import METHOD, is_block_drafter
+from eagle_plugin.heads.block_config import is_block_drafter, without_confidence
 from eagle_plugin.heads.block_drafter import describe_block
 from eagle_plugin.heads.description import HeadDescription, described_spec, read_head
 from eagle_plugin.heads.draft_head import DraftHead, StoredHead, head_class
@@ -73,15 +73,16 @@ def load_any_head(
 
 
 def _load_block_drafter(described: HeadDescription, target_dir: str | Path, dtype: torch.dtype | None) -> DraftHead:
-    """A DFlash drafter that vLLM loads, of what the modules here compute."""
-    layers = tuple(i + 1 for i in describe_block(target_dir, described.folder).target_layers)
-    kind, folder, config = head_class(find_spec(METHOD)), described.folder, described.config
+    """A drafter that vLLM loads, of what the modules here compute."""
+    info = describe_block(target_dir, described.folder)
+    kind, folder, config = head_class(find_spec(info.kind)), described.folder, described.config
     weights = load_weights(folder)
-    if found := kind.find_unsupported(config, weights):
+    computed = without_confidence(weights)
+    if found := kind.find_unsupported(config, computed):
         raise HeadError(f"{folder} has {found}")
-    stored = StoredHead(folder, config, weights, Interpretation(layers, False, METHOD), TargetFiles(target_dir))
-    head = kind.from_checkpoint(stored, dtype)
-    _check_all_read(head, config, weights, folder)
+    interpretation = Interpretation(tuple(i + 1 for i in info.target_layers), False, info.kind)
+    head = kind.from_checkpoint(StoredHead(folder, config, weights, interpretation, TargetFiles(target_dir)), dtype)
+    _check_all_read(head, config, computed, folder)
     return head
 
 

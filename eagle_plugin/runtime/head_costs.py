@@ -17,6 +17,7 @@ from eagle_plugin.heads.files import DTYPES, HeadError, StoredTensor, read_confi
 from eagle_plugin.runtime.verdict import Cost
 
 INT8_SWITCH = "EAGLE_DRAFT_INT8"
+TABLES = ("embed_tokens", "markov_w1")  # of which rows are read, not products made
 # Keys of config.json of targets whose cache is not one row of keys and one of values per layer and token.
 OTHER_CACHES = ("kv_lora_rank", "linear_num_value_heads", "layers_block_type", "ssm_cfg", "mamba_d_state")
 
@@ -62,7 +63,8 @@ def _int8(launch: Launch, tensors: Iterable[StoredTensor]) -> list[Cost]:
     """The copies of `draft_weights`, one byte per weight of a linear layer."""
     if launch.device != "cpu" or launch.dtype != "bfloat16" or os.environ.get(INT8_SWITCH, "1") == "0":
         return []
-    sizes = [math.prod(t.shape) for t in tensors if len(t.shape) == 2 and "embed_tokens" not in t.name]
+    matrices = [t for t in tensors if len(t.shape) == 2]
+    sizes = [math.prod(t.shape) for t in matrices if not any(table in t.name for table in TABLES)]
     return [Cost("int8 copies of the head's linear layers", sum(sizes), f"{INT8_SWITCH}=0 leaves them out")]
 
 

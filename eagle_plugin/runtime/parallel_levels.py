@@ -1,19 +1,20 @@
 """How a loaded head drafts the levels of a tree: what serving asks of the kind of a head, in one place.
 
 A P-EAGLE head (arXiv 2602.01469) drafts all levels after the first in one forward over masked rows, a block drafter
-(DFlash) all levels in one forward over a block, the others draft one level after the other.
+(DFlash) all levels in one forward over a block, the others draft one level after the other. Of a block drafter with a
+Markov head (DSpark) the forward gives a state per level, and each node's list depends on its own token too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from eagle_plugin.core.shape import Levels, Shape
-from eagle_plugin.core.tree import chain_ancestors
+from eagle_plugin.core.tree import Frontier, chain_ancestors
 from eagle_plugin.runtime.round import HeadForward, HeadState, LevelRows, LevelSource, RecurrentLevels, TopM
 
 
@@ -38,7 +39,8 @@ class Block(NamedTuple):
     """
 
     mask: int  # the token of the masks
-    rows: int  # of the block, the root's included: 2 or more
+    rows: int  # of the block, the root's included
+    first: int = 1  # the row that lists level 1: the first mask's, or 0, the root's own
 
 
 class BlockRows(NamedTuple):
@@ -51,12 +53,19 @@ class BlockRows(NamedTuple):
     @classmethod
     def of(cls, block: Block, roots: Tensor, lengths: Tensor, is_causal: bool) -> BlockRows:
         """roots [b]: the last accepted tokens, which have no keys yet; lengths [b] int64: L."""
-        (mask, rows), b, device = block, len(roots), roots.device
+        (mask, rows, _), b, device = block, len(roots), roots.device
         tokens = torch.full((b, rows), mask, dtype=torch.int32, device=device)
         tokens[:, 0] = roots
         seen = chain_ancestors(rows, device)
         seen = seen if is_causal else seen[-1:].expand(rows)
         return cls(tokens, lengths[:, None] + torch.arange(rows, device=device), seen.repeat(b, 1))
+
+
+class LogitsAfter(Protocol):
+    """The logits [b, F, V] of the children of F nodes with these tokens [b, F] int64 of the target, from the states
+    [b, H] of their level's rows: a Markov head's bias by the token is in them."""
+
+    def __call__(self, states: Tensor, tokens: Tensor) -> Tensor: ...
 
 
 class HeadLevels(NamedTuple):
@@ -65,6 +74,7 @@ class HeadLevels(NamedTuple):
     mask: MaskRow | None = None
     block: Block | None = None
     in_draft: bool = False  # whether the block is read as a round begins, and not after the accepted tokens
+    after: LogitsAfter | None = None  # of a block drafter with a Markov head
 
     @property
     def kind(self) -> Levels:
@@ -72,6 +82,11 @@ class HeadLevels(NamedTuple):
         if self.in_draft:
             return Levels.BLOCK
         return Levels.RECURRENT if self.mask is None and self.block is None else Levels.PARALLEL
+
+    @property
+    def lists_all(self) -> bool:
+        """Whether `HeadState.top` has the lists of all levels."""
+        return self.kind.depth_is_free and self.after is None
 
     def masked_rows(self, shape: Shape) -> MaskedRows | None:
         """The masked rows of each request in a draft of this shape; None without any."""
@@ -85,6 +100,8 @@ class HeadLevels(NamedTuple):
         lengths [b] int64 is L of each request; top_m is how many tokens to list per level. The lists of `state` may
         have more levels or tokens.
         """
+        if self.after is not None:
+            return MarkovLevels(state, top_m, self.after)
         if self.kind is Levels.RECURRENT:
             return RecurrentLevels(shape, state, lengths, top_m, forward)
         if state.top.logp.dim() == 3:  # perhaps more levels than this draft has
@@ -97,20 +114,47 @@ class HeadLevels(NamedTuple):
         return TopM(*(torch.cat(values, dim=1) for values in zip(root, deeper, strict=True)))
 
 
+class MarkovLevels:
+    """DSpark: the list of a node is made of the state of its level's row and the node's own token; a `LevelSource`.
+
+    Of a level V logits per node are there at a time, as of a level of an EAGLE head.
+    """
+
+    def __init__(self, state: HeadState, top_m: int, after: LogitsAfter) -> None:
+        """state: of `block_state`; top_m is how many tokens to list per node."""
+        self._top, self._states, self._top_m, self._after = state.top, state.hidden, top_m, after
+
+    def root(self) -> TopM:
+        """The tokens that were listed after the root."""
+        return self._top
+
+    def children(self, level: int, frontier: Frontier) -> TopM:
+        """The tokens after each node of the frontier, whose level's row is the same."""
+        logits = self._after(self._states[:, level - 1], frontier.tokens)
+        return TopM.of(logits.flatten(0, 1), self._top_m)
+
+
 def block_of(levels: HeadLevels) -> Block:
     """The block of a block drafter."""
     assert levels.block is not None
     return levels.block
 
 
-def block_levels(states: Tensor, steps: int, top_m: int, logits_of: Callable[[Tensor], Tensor]) -> TopM:
-    """The lists [b, steps, M] of a block's first levels, from the head's states [b, R, H] of its rows.
+def block_state(
+    levels: HeadLevels, states: Tensor, roots: Tensor, steps: int, top_m: int, logits_of: Callable[[Tensor], Tensor]
+) -> HeadState:
+    """What a block leaves for the draft of its first levels: states [b, R, H] of its rows, after roots [b].
 
-    logits_of: of states [b * steps, H].
+    The lists [b, steps, M] of the levels; with a Markov head the list [b, M] of the first level and the states
+    [b, steps, H] of all, of which `MarkovLevels` makes the others. logits_of: of states [b * steps, H].
     """
-    b = len(states)
-    top = TopM.of(logits_of(states[:, 1 : 1 + steps].flatten(0, 1)), top_m)
-    return TopM(*(values.view(b, steps, -1) for values in top))
+    first, b = block_of(levels).first, len(states)
+    of_levels = states[:, first : first + steps]
+    if levels.after is not None:
+        logits = levels.after(of_levels[:, 0], roots.long()[:, None])
+        return HeadState(TopM.of(logits.flatten(0, 1), top_m), of_levels)
+    top = TopM.of(logits_of(of_levels.flatten(0, 1)), top_m)
+    return HeadState(TopM(*(values.view(b, steps, -1) for values in top)), states[:, 0])
 
 
 def masked_levels(masked: MaskedRows, lengths: Tensor, top_m: int, forward: HeadForward) -> TopM:

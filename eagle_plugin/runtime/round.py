@@ -87,7 +87,7 @@ class HeadState(NamedTuple):
 
     # [b, M]: the root's children are chosen from these; [b, D, M] where the head listed all levels as it read.
     top: TopM
-    hidden: Tensor  # [b, H]
+    hidden: Tensor  # [b, H]; [b, D, H], of the rows of all levels, where a node's list depends on its own token
 
 
 class TreeRows(NamedTuple):

@@ -1,8 +1,9 @@
-"""Runs a block drafter (DFlash) in SGLang: one forward lists the tokens of all levels of a tree, as a round begins.
+"""Runs a block drafter (DFlash, DSpark) in SGLang: one forward for all levels of a tree, as a round begins.
 
 Its layers attend to keys and values that are made of the target's states of the accepted tokens, without a forward of
 the drafter, and to a block: the root token and masks after it. The block's rows go into the slots after the accepted
-tokens, where the target's rows of the tree follow; so nothing but the root is carried from round to round.
+tokens, where the target's rows of the tree follow; so nothing but the root is carried from round to round. DSpark's
+Markov head adds a bias by the token before to what a level's row lists.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from sglang.srt.speculative.draft_worker_common import make_draft_input_v2
 from torch import Tensor
 
 from eagle_plugin.core.verify import Accepted
-from eagle_plugin.heads.block_config import levels_of_block, mask_token_of
+from eagle_plugin.heads.block_config import MARKOV, first_row, kind_of, levels_of_block, mask_token_of
 from eagle_plugin.kernels.accepted_path import AcceptedPath
-from eagle_plugin.runtime.parallel_levels import Block, BlockRows, HeadLevels, block_levels, block_of
-from eagle_plugin.runtime.round import HeadState, TopM
+from eagle_plugin.runtime.parallel_levels import Block, BlockRows, HeadLevels, MarkovLevels, block_of, block_state
+from eagle_plugin.runtime.round import HeadState, LevelSource, TopM
 from eagle_plugin.sglang.attention import LayerCache, write_kv
 from eagle_plugin.sglang.batch import RoundBatch
 from eagle_plugin.sglang.drafter import DraftState, TreeDrafter, TreeDraftInput
@@ -53,10 +54,10 @@ class BlockDrafter(TreeDrafter):
         self.topk = 0  # nothing is listed before a round begins
         model = self.draft_runner.model
         config = model.config.to_dict()
-        width = int(get_spec().speculative_num_draft_tokens)
-        self.levels = HeadLevels(
-            block=Block(mask_token_of(config), 1 + levels_of_block(config, width - 1)), in_draft=True
-        )
+        width, first = int(get_spec().speculative_num_draft_tokens), first_row(config)
+        block = Block(mask_token_of(config), first + levels_of_block(config, width - 1), first)
+        after = self._logits_after if kind_of(config) == MARKOV else None
+        self.levels = HeadLevels(block=block, in_draft=True, after=after)
         self._is_causal = all(layer.self_attn.attn.attn_type == AttentionType.DECODER for layer in model.layers)
         if self.draft_runner.device == "cpu":
             for layer in model.layers:
@@ -101,7 +102,7 @@ class BlockDrafter(TreeDrafter):
         self._store(hidden, path.positions.view(-1), batch.window(0, longest).view(-1))
         return DraftState(empty_state(b, hidden.device), path.roots)
 
-    def _levels(self, batch: RoundBatch, state: DraftState, top_m: int) -> TopM:
+    def _levels(self, batch: RoundBatch, state: DraftState, top_m: int) -> LevelSource | TopM:
         tokens, positions, seen = BlockRows.of(block_of(self.levels), state.roots, batch.prefix_lens, self._is_causal)
         b, rows = tokens.shape
         tokens = tokens.view(-1).long()
@@ -120,11 +121,20 @@ class BlockDrafter(TreeDrafter):
             ),
             embeddings=self._embedding(tokens) * self._embedding_scale,
         )
-        return block_levels(output.hidden_states.view(b, rows, -1), batch.shape.steps, top_m, self._logits)
+        states = output.hidden_states.view(b, rows, -1)
+        found = block_state(self.levels, states, state.roots, batch.shape.steps, top_m, self._logits)
+        return found.top if self.levels.after is None else MarkovLevels(found, top_m, self.levels.after)
 
     def _logits(self, states: Tensor) -> Tensor:
         logits: Tensor = self._logits_processor._compute_lm_head(states, self._output)
         return logits[:, : self._vocabulary].float()
+
+    def _logits_after(self, states: Tensor, tokens: Tensor) -> Tensor:
+        """`LogitsAfter`, by the Markov head of SGLang's class."""
+        head = self.draft_runner.model.markov_head
+        bias, _ = head.step_bias(tokens.reshape(-1), hidden_states=None, state=None)
+        bias = bias[:, : self._vocabulary].float()
+        return self._logits(states)[:, None] + bias.view(*tokens.shape, -1)
 
     @torch.no_grad()
     def _store(self, features: Tensor, positions: Tensor, slots: Tensor) -> None:

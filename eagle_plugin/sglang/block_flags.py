@@ -1,7 +1,9 @@
-"""Resolves the flags of ``--speculative-algorithm DFLASH``: SGLang's own resolution ends where there is no GPU.
+"""Resolves the flags of ``--speculative-algorithm`` DFLASH and DSPARK: SGLang's own resolution ends where there is no
+GPU.
 
-SGLang has no trees for it: of the three flags of a tree it knows one, and sets the other two to 1. What the user gave
-stays readable beside what was resolved.
+SGLang has no trees for them: of the three flags of a tree it knows one, and sets the other two to 1. What the user gave
+stays readable beside what was resolved. DSPARK is resolved to DFLASH, for which SGLang plans the same memory and passes
+on the same states of the target; what is drafted of the block is ours.
 """
 
 from __future__ import annotations
@@ -9,11 +11,11 @@ from __future__ import annotations
 from typing import Any
 
 from eagle_plugin.core.shape import Shape
-from eagle_plugin.heads.block_config import ALGORITHM, block_rows, levels_of_block
+from eagle_plugin.heads.block_config import ALGORITHM, MARKOV_ALGORITHM, block_rows, first_row, levels_of_block
 from eagle_plugin.heads.files import HeadError, read_config
 from eagle_plugin.policy.shapes import shape_for
 
-STOCK_ROWS = 16  # of a block, where neither a flag nor config.json says it, as in SGLang
+STOCK_WIDTHS = {ALGORITHM: 16, MARKOV_ALGORITHM: 8}  # where neither a flag nor config.json says it, as in SGLang
 STOCK_REQUESTS = 48  # at a time, where no flag says it, as in SGLang
 
 
@@ -25,6 +27,12 @@ def block_shape(server_args: Any, width: int, config: dict[str, Any]) -> Shape:
     levels = levels_of_block(config, width - 1)
     steps, topk = server_args.speculative_num_steps, server_args.speculative_eagle_topk
     return shape_for(width - 1, steps, topk, levels).within_steps(levels)
+
+
+def asked_algorithm(server_args: Any, resolved: str) -> str:
+    """The algorithm that the user named, where `resolve_on_cpu` has put another in its place; server_args as above."""
+    asked = str(server_args.speculative_algorithm).upper()
+    return asked if asked == MARKOV_ALGORITHM else resolved
 
 
 def caps_of(target_runner: Any) -> Shape:
@@ -42,15 +50,23 @@ def resolve_on_cpu(arguments: Any, server_args: Any) -> None:
     from sglang.srt.arg_groups.overrides import declare_resolution
     from sglang.srt.arg_groups.speculative_hook import _disable_overlap_schedule_for_cpu
 
-    width = arguments.speculative_num_draft_tokens or arguments.speculative_dflash_block_size
+    width, algorithm = arguments.speculative_num_draft_tokens, arguments.speculative_algorithm
+    if width is None and algorithm == MARKOV_ALGORITHM and arguments.speculative_dspark_block_size:
+        width = arguments.speculative_dspark_block_size + 1  # SGLang counts the drafted tokens there
+    elif width is None and algorithm == ALGORITHM:
+        width = arguments.speculative_dflash_block_size
     if width is None:
+        width = STOCK_WIDTHS[algorithm]
         try:
-            width = block_rows(read_config(arguments.speculative_draft_model_path)) or STOCK_ROWS
+            config = read_config(arguments.speculative_draft_model_path)
+            if (rows := block_rows(config)) is not None:
+                width = rows - first_row(config) + 1
         except HeadError:  # the check of the head comes next and says what is wrong
-            width = STOCK_ROWS
+            pass
     declare_resolution(
         server_args,
         "eagle_plugin.block_flags",
+        speculative_algorithm=ALGORITHM,
         speculative_num_steps=1,
         speculative_eagle_topk=1,
         speculative_num_draft_tokens=width,

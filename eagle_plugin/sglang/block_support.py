@@ -1,4 +1,4 @@
-"""Decides whether our worker serves a block drafter (DFlash) with a target and flags; fewer of them than with heads."""
+"""Decides whether our worker serves a block drafter (DFlash, DSpark) with a target and flags; fewer than with heads."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from typing import Any
 
 from eagle_plugin.common.errors import UserError
 from eagle_plugin.core.shape import MAX_WIDTH
-from eagle_plugin.heads.block_config import ALGORITHM, ARCHITECTURE
+from eagle_plugin.heads.block_config import ALGORITHM, ARCHITECTURE, MARKOV_ALGORITHM, MARKOV_ARCHITECTURE
 from eagle_plugin.runtime.startup import SWITCH, StartRefused, forced
 
 GPUS_ONLY = "SGLang's own worker serves block drafters on GPUs only"
+ARCHITECTURES = (ARCHITECTURE, MARKOV_ARCHITECTURE)
 _NOT_YET = "it is not served with block drafters yet"
 
 
@@ -19,7 +20,7 @@ def unsupported_block_flags(arguments: Any, server_args: Any) -> list[str]:
 
     server_args: the same as the user gave them.
     """
-    if arguments.speculative_algorithm != ALGORITHM:
+    if arguments.speculative_algorithm not in (ALGORITHM, MARKOV_ALGORITHM):
         return []
     reasons = []
     if arguments.device != "cpu" and not forced():
@@ -50,8 +51,8 @@ def unsupported_block_drafters(arguments: Any, server_args: Any, target_runner: 
 
     reasons, config = unsupported_block_flags(arguments, server_args), target_runner.model_config
     head = target_runner.spec_aux_config.draft_model_config.hf_config.architectures[0]
-    if head != ARCHITECTURE:
-        reasons.append(f"block drafter {head}: only {ARCHITECTURE} is served yet")
+    if head not in ARCHITECTURES:
+        reasons.append(f"block drafter {head}: only {' and '.join(ARCHITECTURES)} are served yet")
     if mambaish_config(config) is not None or config.is_multimodal:
         reasons.append(f"target {config.hf_config.architectures[0]}: {_NOT_YET}")
     return reasons

@@ -1,4 +1,4 @@
-"""Serves SGLang's scheduler with block drafters (DFlash): the rounds of `TreeWorker`, with another drafter."""
+"""Serves SGLang's scheduler with block drafters (DFlash, DSpark): the rounds of `TreeWorker`, with another drafter."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from eagle_plugin.sglang.worker import TreeWorker
 
 
 class BlockWorker(TreeWorker):
-    """DFlash with dynamic draft trees."""
+    """DFlash and DSpark with dynamic draft trees."""
 
     drafter_class = BlockDrafter
 

@@ -141,7 +141,7 @@ def _decide(verdict: Verdict, server_args: Any, arguments: Any, args: list[str])
     from sglang.srt.runtime_context import publish
 
     from eagle_plugin.sglang import support
-    from eagle_plugin.sglang.block_flags import caps_of
+    from eagle_plugin.sglang.block_flags import asked_algorithm, caps_of
     from eagle_plugin.sglang.block_support import refuse_on_a_cpu
 
     publish(server_args, role="scheduler")
@@ -157,7 +157,8 @@ def _decide(verdict: Verdict, server_args: Any, arguments: Any, args: list[str])
         return
     caps = caps_of(runner)
     verdict.serves = "plugin"
-    verdict.sentence = plugin_serves(algorithm, caps, loader.backend(runner.device))
+    asked = asked_algorithm(server_args, algorithm)
+    verdict.sentence = plugin_serves(asked, caps, loader.backend(runner.device))
     verdict.open = ["the layers of the target are looked at when they are loaded"]
     if arguments.quantization or runner.model_config.quantization:
         verdict.open.append("a quantised checkpoint may ask for another dtype of the KV cache")

@@ -14,6 +14,7 @@ CONTRACT: Contract = {
         "_handle_eagle_family": "server_args ...",
         "_auto_choose_speculative_params": "server_args model_arch ...",
         "_handle_dflash": "server_args ...",
+        "_handle_dspark": "server_args ...",
         "_disable_overlap_schedule_for_cpu": "server_args",
     },
     "sglang.srt.server_args": {"prepare_server_args": "argv"},
@@ -158,6 +159,7 @@ CONTRACT: Contract = {
         "prepare_context_hidden_for_kv": "self layer ctx_hidden",
         **attributes("layers config"),
     },
+    "sglang.srt.models.dspark.VanillaMarkov": {"step_bias": "self prev_tokens hidden_states state"},
     "sglang.srt.models.dflash.DFlashAttention": {
         "kv_proj_only": "self hidden_states",
         "apply_k_norm": "self k",

@@ -1,4 +1,5 @@
-"""Entry point ``sglang.srt.plugins``: our worker serves the built-in algorithms EAGLE, EAGLE3 and DFLASH.
+"""Entry point ``sglang.srt.plugins``: our worker serves the built-in algorithms EAGLE, EAGLE3 and DFLASH, and on a CPU
+DSPARK.
 
 SGLang calls :func:`register` in every process that it starts (launcher, scheduler, detokenizer). It swallows whatever
 a plugin raises, so a failure half way must not leave some hooks registered: nothing before the registrations may fail.
@@ -25,6 +26,7 @@ ENGINE_WORKERS = ("EAGLEWorkerV2", "DFlashWorkerV2")
 CREATE_WORKER = "sglang.srt.speculative.spec_info.SpeculativeAlgorithm.create_worker"
 RESOLVE_ARGUMENTS = "sglang.srt.arg_groups.speculative_hook._handle_eagle_family"
 RESOLVE_BLOCK_ARGUMENTS = "sglang.srt.arg_groups.speculative_hook._handle_dflash"
+RESOLVE_MARKOV_ARGUMENTS = "sglang.srt.arg_groups.speculative_hook._handle_dspark"
 AUTO_PARAMETERS = "sglang.srt.arg_groups.speculative_hook._auto_choose_speculative_params"
 PREPARE_ARGUMENTS = "sglang.srt.server_args.prepare_server_args"
 ROW_ROOM = "sglang.srt.mem_cache.allocation_sizing.get_req_to_token_extra_context_len"
@@ -42,7 +44,8 @@ def register() -> None:
 
     HookRegistry.register(CREATE_WORKER, _create_worker, HookType.AROUND)
     HookRegistry.register(RESOLVE_ARGUMENTS, _check_arguments, HookType.AFTER)
-    HookRegistry.register(RESOLVE_BLOCK_ARGUMENTS, _resolve_block_arguments, HookType.AROUND)
+    for name in (RESOLVE_BLOCK_ARGUMENTS, RESOLVE_MARKOV_ARGUMENTS):
+        HookRegistry.register(name, _resolve_block_arguments, HookType.AROUND)
     HookRegistry.register(AUTO_PARAMETERS, _auto_parameters, HookType.AROUND)
     HookRegistry.register(ROW_ROOM, _room_for_rounds, HookType.AROUND)
     for name in (*WEIGHTS_FROM, "begin_weight_update", "end_weight_update"):

@@ -10,7 +10,7 @@ from typing import Any
 
 from eagle_plugin.common.errors import UserError
 from eagle_plugin.core.shape import Shape
-from eagle_plugin.heads.block_config import ALGORITHM
+from eagle_plugin.heads.block_config import ALGORITHM, METHODS
 from eagle_plugin.heads.block_drafter import SGLANG, block_warnings, describe_block
 from eagle_plugin.heads.description import read_head
 from eagle_plugin.heads.files import HeadError, LeftToEngine
@@ -68,7 +68,10 @@ def check_launch(server_args: Any) -> None:
         return
     try:
         if algorithm == ALGORITHM:
-            describe_block(target, head, SGLANG)
+            asked = str(server_args.speculative_algorithm).lower()
+            # On a GPU SGLang's own worker for DFLASH may serve what the plugin calls another kind.
+            is_known = arguments.device == "cpu" and asked in METHODS
+            describe_block(target, head, SGLANG, asked if is_known else None)
             for warning in block_warnings(head, arguments.speculative_num_draft_tokens - 1, SGLANG):
                 logger.warning("eagle-plugin: %s", warning)
             return
@@ -98,7 +101,8 @@ def resolve_block_flags(original: Callable[[Any], None], server_args: Any) -> No
         original(server_args)
         return
     if reasons := unsupported_flags(arguments) + unsupported_block_flags(arguments, server_args):
-        logger.warning("eagle-plugin: %s is not served on a CPU: %s", ALGORITHM, "; ".join(reasons))
+        algorithm = arguments.speculative_algorithm
+        logger.warning("eagle-plugin: %s is not served on a CPU: %s", algorithm, "; ".join(reasons))
         original(server_args)  # says that SGLang's own worker serves it on GPUs only
         return
     resolve_on_cpu(arguments, server_args)

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import Any
 
 from eagle_plugin.core.shape import MAX_WIDTH
-from eagle_plugin.heads.block_config import ARCHITECTURE
 from eagle_plugin.heads.files import HeadError
 from eagle_plugin.kernels import loader
 from eagle_plugin.runtime.collect_start import check_collecting
@@ -20,7 +19,8 @@ from eagle_plugin.runtime.round_metrics import RejectionWatch
 from eagle_plugin.runtime.startup import LEFT, StartRefused, engine_serves, plugin_serves
 from eagle_plugin.runtime.synthetic import WARNING, source_of
 from eagle_plugin.sglang.adapters import unsupported_adapters
-from eagle_plugin.sglang.block_support import refuse_on_a_cpu, unsupported_block_drafters, worker_class
+from eagle_plugin.sglang.block_flags import asked_algorithm
+from eagle_plugin.sglang.block_support import ARCHITECTURES, refuse_on_a_cpu, unsupported_block_drafters, worker_class
 from eagle_plugin.sglang.caches import NAMES, cache_dtypes, unsupported_cache
 from eagle_plugin.sglang.draft_classes import HEAD_ARCHITECTURES
 from eagle_plugin.sglang.parallel_support import unsupported_flags_beside, unsupported_models_beside
@@ -127,7 +127,7 @@ def unsupported_models(target_runner: Any, draft_architecture: str) -> list[str]
         reasons.append(f"target {name}: linear-attention and state-space layers are not served yet")
     if config.is_encoder_decoder:
         reasons.append(f"target {name}: encoder-decoder models are not served")
-    is_block = draft_architecture == ARCHITECTURE and target_runner.spec_algorithm.is_dflash()
+    is_block = draft_architecture in ARCHITECTURES and target_runner.spec_algorithm.is_dflash()
     if not is_block and draft_architecture not in HEAD_ARCHITECTURES:
         reasons.append(f"draft head {draft_architecture}: not one of {', '.join(HEAD_ARCHITECTURES)}")
     if type(target_runner.sampler).__name__ != "Sampler":
@@ -237,7 +237,8 @@ def worker_factory(algorithm: str, engine_worker: type) -> Callable[..., Any]:
             # By name: the worker gets its policy later.
             metrics.count_rounds(worker.shape, watch, lambda: worker.shapes, log)
             finish.finish_in_order()
-            log.info(plugin_serves(algorithm, worker.shape, loader.backend(worker.device)))
+            asked = asked_algorithm(server_args, algorithm)
+            log.info(plugin_serves(asked, worker.shape, loader.backend(worker.device)))
             if worker.synthetic is not None:
                 log.warning(WARNING, source_of(worker.synthetic, SETTING))
 

@@ -1,8 +1,9 @@
-"""Runs a block drafter (DFlash) in vLLM: one forward lists the tokens of all levels of a tree.
+"""Runs a block drafter (DFlash, DSpark) in vLLM: one forward for all levels of a tree.
 
 Its layers attend to keys and values that are made of the target's states of the accepted tokens, without a forward of
 the head, and to a block: the root token and masks after it, which all see each other. Mask j is at the position of
-the nodes of depth j, and its list is that of all of them, whatever the tokens above them are.
+the nodes of depth j, and its list is that of all of them, whatever the tokens above them are. DSpark's Markov head adds
+to it a bias by the token above, and where it samples from its anchor the rows are one position earlier.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from vllm import _custom_ops
 from vllm.forward_context import set_forward_context
 
 from eagle_plugin.core.shape import Shape
-from eagle_plugin.heads.block_config import mask_token_of
-from eagle_plugin.runtime.parallel_levels import Block, BlockRows, HeadLevels, block_levels, block_of
+from eagle_plugin.heads.block_config import MARKOV, first_row, kind_of, mask_token_of
+from eagle_plugin.runtime.parallel_levels import Block, BlockRows, HeadLevels, block_of, block_state
 from eagle_plugin.runtime.round import HeadState, TreeRows, top_m_of
 from eagle_plugin.vllm.attention import Rows, TreeMetadata
 from eagle_plugin.vllm.block_support import levels_of_drafter
@@ -31,13 +32,14 @@ from eagle_plugin.vllm.ranks import tokens_of_engines
 
 
 def configured_block(speculative_config: Any) -> Block:
-    """The block of the drafter of a vLLM ``SpeculativeConfig`` with method dflash.
+    """The block of the drafter of a vLLM ``SpeculativeConfig``.
 
-    It has a row for the root and one per drafted token, as vLLM's own drafting has, but no more than the drafter was
-    trained for: wider trees need no longer block.
+    It has a row per drafted token, and one for the root where that lists nothing, as vLLM's own drafting has, but no
+    more than the drafter was trained for: wider trees need no longer block.
     """
     config = speculative_config.draft_model_config.hf_config.to_dict()
-    return Block(mask_token_of(config), 1 + levels_of_drafter(speculative_config))
+    first = first_row(config)
+    return Block(mask_token_of(config), first + levels_of_drafter(speculative_config), first)
 
 
 class BlockForwards(HeadForwards):
@@ -50,7 +52,9 @@ class BlockForwards(HeadForwards):
         with without_whole_tables(), int8_weights(self.device.type):
             model = load()
         block = configured_block(self.speculative_config)
-        self.levels, self.block_rows = HeadLevels(block=block), block.rows
+        config = self.speculative_config.draft_model_config.hf_config.to_dict()
+        after = self._logits_after if kind_of(config) == MARKOV else None
+        self.levels, self.block_rows = HeadLevels(block=block, after=after), block.rows
         self._is_causal = all(model.get_draft_attn_causal())
         if self.device.type == "cpu":
             model.model._normalize_context_k = partial(_norm_keys, model.model)
@@ -100,8 +104,13 @@ class BlockForwards(HeadForwards):
         metadata = TreeMetadata(Rows(None, tree), slot_table, slot_table.gather(1, positions).long().view(-1))
         nothing = torch.empty(b * rows, 0, device=device)
         states, _ = self._forward(HeadRows(tokens.view(-1), positions.view(-1), nothing, metadata))
-        states = states.view(b, rows, -1)
-        return HeadState(block_levels(states, shape.steps, top_m_of(shape, greedy), self._logits), states[:, 0])
+        top_m = top_m_of(shape, greedy)
+        return block_state(self.levels, states.view(b, rows, -1), roots, shape.steps, top_m, self._logits)
+
+    def _logits_after(self, states: Tensor, tokens: Tensor) -> Tensor:
+        """`LogitsAfter`, by the Markov head of vLLM's class."""
+        bias = self.model.markov_bias(self.model.markov_embed(tokens.reshape(-1)))
+        return self._logits(states)[:, None] + bias.view(*tokens.shape, -1)
 
     def _one_forward(self, rows: HeadRows) -> tuple[Tensor, Tensor]:
         tokens, positions, _, metadata = rows

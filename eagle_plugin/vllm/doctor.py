@@ -10,7 +10,7 @@ import os
 from typing import Any
 
 from eagle_plugin.core.shape import Shape
-from eagle_plugin.heads.block_config import METHOD
+from eagle_plugin.heads import block_config
 from eagle_plugin.kernels import loader
 from eagle_plugin.runtime.head_costs import Launch, costs_of
 from eagle_plugin.runtime.startup import engine_serves, plugin_serves
@@ -27,7 +27,7 @@ from eagle_plugin.vllm import version
 from eagle_plugin.vllm.cache_dtypes import FLOAT8
 
 LOGGER = "vllm.eagle_plugin"
-METHODS = ("eagle", "eagle3", METHOD)  # as `support.METHODS`, which imports more
+METHODS = ("eagle", "eagle3", *block_config.METHODS)  # as `support.METHODS`, which imports more
 
 
 def judge(arguments: list[str], lines: LogLines) -> Verdict:
@@ -46,6 +46,7 @@ def judge(arguments: list[str], lines: LogLines) -> Verdict:
             """add --speculative-config '{"method": "eagle3", "model": "HEAD", "num_speculative_tokens": 5}'"""
         ]
         return verdict
+    from eagle_plugin.vllm.block_support import method_of
     from eagle_plugin.vllm.plugin_config import plugin_config
 
     verdict.warnings = [without_prefix(line) for line in lines.lines]
@@ -55,7 +56,7 @@ def judge(arguments: list[str], lines: LogLines) -> Verdict:
     else:
         device = config.device_config.device_type
         verdict.serves = "plugin"
-        verdict.sentence = plugin_serves(speculative.method, ours.caps, loader.backend(device))
+        verdict.sentence = plugin_serves(method_of(speculative), ours.caps, loader.backend(device))
         verdict.open = ["the layers of the target and the KV cache are looked at when they are made"]
         if ours.subject is not None:
             verdict.open.append("a round of the real models is tested against plain decoding before the first request")

@@ -85,7 +85,7 @@ class TreeProposer(TreeDrafting, EagleProposer):
 
 
 class BlockProposer(BlockForwards, TreeDrafting, DFlashProposer):
-    """Of block drafters."""
+    """Of block drafters: for one of DSpark vLLM has no proposer (`block_support.plan_as_dflash`)."""
 
 
 def proposer_of(vllm_config: Any, device: torch.device, runner: Any) -> TreeDrafting:

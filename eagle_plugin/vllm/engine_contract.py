@@ -68,7 +68,7 @@ CONTRACT: Contract = {
         "method model num_speculative_tokens draft_model_config parallel_drafting disable_padded_drafter_batch"
         " num_speculative_tokens_per_batch_size rejection_sample_method use_heterogeneous_vocab"
         " synthetic_acceptance_rates use_local_argmax_reduction disable_eagle_block_drop max_num_new_slots_for_drafting"
-        " kv_cache_dtype"
+        " kv_cache_dtype dspark_draft_topk"
     ),
     "vllm.config.ParallelConfig": attributes(
         "worker_cls distributed_executor_backend rank world_size tensor_parallel_size pipeline_parallel_size"
@@ -195,6 +195,10 @@ CONTRACT: Contract = {
         "precompute_and_store_context_kv": "self context_states context_positions context_slot_mapping",
         "get_draft_attn_causal": "self",
         **attributes("draft_id_to_target_id lm_head logits_processor model"),
+    },
+    "vllm.model_executor.models.qwen3_dspark.Qwen3DSparkForCausalLM": {
+        "markov_embed": "self token_ids",
+        "markov_bias": "self markov_embed",
     },
     "vllm.model_executor.models.qwen3_dflash.DFlashQwen3Model": {
         "_normalize_context_k": "self all_k",

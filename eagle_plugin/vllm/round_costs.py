@@ -19,6 +19,7 @@ from eagle_plugin.kernels.sampling import SamplingParams
 from eagle_plugin.policy.costs import Costs, Curve, Forward
 from eagle_plugin.runtime import round_costs
 from eagle_plugin.runtime.accept import accept
+from eagle_plugin.runtime.parallel_levels import HeadLevels
 from eagle_plugin.runtime.round import Drafts, HeadState, TopM, TreeRows, top_m_of
 from eagle_plugin.runtime.round_costs import LONG, LONG_BATCH, ReferenceTimes
 from eagle_plugin.vllm.attention import ExtendRows, Rows
@@ -220,17 +221,17 @@ class RoundTimer:
     def _draft(self, b: int, shape: Shape, prefix: int) -> float:
         """Seconds of a draft; where reading lists levels, also of the reading of `READ` accepted tokens per request."""
         requests, lengths = self.requests(b, prefix)
-        drafter = self._runner.drafter
-        hidden = torch.zeros(b, drafter.hidden_size, dtype=drafter.dtype, device=self._device)
-        m = top_m_of(shape, True)
-        lists_all = drafter.levels.kind.depth_is_free
-        sizes = (b, shape.steps, m) if lists_all else (b, m)
+        drafter, m = self._runner.drafter, top_m_of(shape, True)
+        levels: HeadLevels = drafter.levels
+        rows = (b,) if levels.after is None else (b, shape.steps)
+        hidden = torch.zeros(*rows, drafter.hidden_size, dtype=drafter.dtype, device=self._device)
+        sizes = (b, shape.steps, m) if levels.lists_all else (b, m)
         logp = hidden.new_zeros(sizes, dtype=torch.float32)
         top = TopM(logp, torch.arange(m, device=self._device).expand(sizes).contiguous())
         params = SamplingParams.greedy(b, self._device)
         batch = DraftBatch(shape, lengths, self._head_table(b, prefix), params, None, None)
         seconds = seconds_of(lambda: drafter.draft_tree(batch, requests, HeadState(top, hidden)))
-        return seconds + self._extend(b, READ, shape, prefix) if lists_all else seconds
+        return seconds + self._extend(b, READ, shape, prefix) if levels.kind.depth_is_free else seconds
 
     def layers(self, b: int, prefix: int) -> dict[str, Any]:
         """What a captured step reads of these requests' places in each layer's cache."""

@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from eagle_plugin.common.errors import UserError
-from eagle_plugin.heads.block_config import METHOD
+from eagle_plugin.heads.block_config import METHODS
 
 SETTING = "EAGLE_VLLM_RUNNER"
 RUNNERS = ("v1", "v2")
@@ -39,7 +39,7 @@ def unserved_by_v2(vllm_config: Any) -> list[str]:
         (parallel.enable_batch_sharded_sampling, "--enable-batch-sharded-sampling"),
         (vllm_config.cache_config.kv_sharing_fast_prefill, "--kv-sharing-fast-prefill"),
         (parallel.data_parallel_size > 1, "--data-parallel-size"),
-        (vllm_config.speculative_config.method == METHOD, f"method {METHOD}"),
+        ((method := vllm_config.speculative_config.method) in METHODS, f"method {method}"),
     )
     return [what for found, what in checks if found]
 

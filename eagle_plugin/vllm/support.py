@@ -10,7 +10,7 @@ from typing import Any
 
 from eagle_plugin.common.errors import UserError
 from eagle_plugin.core.shape import Levels
-from eagle_plugin.heads.block_config import METHOD
+from eagle_plugin.heads import block_config
 from eagle_plugin.heads.block_drafter import block_warnings, describe_block
 from eagle_plugin.heads.description import read_head
 from eagle_plugin.heads.files import HeadError, LeftToEngine
@@ -24,7 +24,7 @@ from eagle_plugin.runtime.head_mailbox import check_folder
 from eagle_plugin.runtime.preflight import can_check, refuse_targets_config
 from eagle_plugin.runtime.startup import engine_serves
 from eagle_plugin.runtime.synthetic import WARNING, source_of
-from eagle_plugin.vllm.block_support import levels_of_drafter, unserved_heads
+from eagle_plugin.vllm.block_support import levels_of_drafter, plan_as_dflash, unlisted_by_v1, unserved_heads
 from eagle_plugin.vllm.cache_dtypes import FLOAT8
 from eagle_plugin.vllm.compile_cache import set_compile_key
 from eagle_plugin.vllm.draft_limits import draft_limits, limits_above
@@ -43,7 +43,7 @@ from eagle_plugin.vllm.synthetic import SETTING, synthetic_rates
 
 logger = logging.getLogger("vllm.eagle_plugin")
 
-METHODS = ("eagle", "eagle3", METHOD)
+METHODS = ("eagle", "eagle3", *block_config.METHODS)
 # By the kind of device: vLLM's own worker, and ours.
 ENGINE_WORKERS = {"cpu": "vllm.v1.worker.cpu_worker.CPUWorker", "cuda": "vllm.v1.worker.gpu_worker.Worker"}
 WORKERS = {
@@ -84,12 +84,12 @@ def choose_worker(vllm_config: Any) -> None:
         check_collecting(reasons)
         _log_once(logging.WARNING, engine_serves(speculative.method, "vLLM", reasons))
         return
-    check_collecting(["it has a block drafter"] if speculative.method == METHOD else [])
+    is_block = speculative.method in block_config.METHODS
+    check_collecting(["it has a block drafter"] if is_block else [])
     policy_mode()
     check_folder()
     synthetic = synthetic_rates(speculative)
     draft_limits(vllm_config)
-    is_block = speculative.method == METHOD
     levels = Levels.PARALLEL if is_block else configured_levels(speculative)
     trained = levels_of_drafter(speculative) if is_block else trained_depths(head) if levels.depth_is_free else None
     depth = trained or PARALLEL_LEVELS if levels.depth_is_free else None
@@ -120,7 +120,9 @@ def choose_worker(vllm_config: Any) -> None:
     if synthetic is not None:
         _log_once(logging.WARNING, WARNING % source_of(synthetic, SETTING))
     keep_hits_long(speculative)
-    if not is_block:
+    if is_block:
+        plan_as_dflash(speculative)
+    else:
         speculative.parallel_drafting = False  # it is how vLLM drafts; our worker knows the head by its mask token
     schedule_whole_prompts(vllm_config)
     if vllm_config.model_config.is_hybrid:
@@ -172,8 +174,8 @@ def _check_head(target: str, head: str, method: str, steps: int | None = None) -
     """
     if not can_check(target, head):
         return []
-    if method == METHOD:
-        describe_block(target, head)
+    if method in block_config.METHODS:
+        describe_block(target, head, asked=method)
         return []
     return check_head(target, head, method, steps)
 
@@ -292,7 +294,7 @@ def _needing_v2(vllm_config: Any) -> list[str]:
         (model.return_sampling_mask, "--return-sampling-mask"),
         (model.enable_trace_replay, "--enable-trace-replay"),
     )
-    found = [what for holds, what in checks if holds] + vllm_config._get_v1_model_runner_unsupported_features()
+    found = [what for holds, what in checks if holds] + unlisted_by_v1(vllm_config)
     return [f"{what}: it is not served yet, vLLM has it in its V2 model runner only" for what in found]
 
 

@@ -25,6 +25,7 @@ from eagle_plugin.runtime.request_limits import Limits
 from eagle_plugin.runtime.round import Drafts
 from eagle_plugin.runtime.startup import StartRefused, plugin_serves
 from eagle_plugin.vllm.batch import DraftStore, RoundBatch, root_drafts
+from eagle_plugin.vllm.block_support import method_of
 from eagle_plugin.vllm.capture import captured_steps
 from eagle_plugin.vllm.decode_step import DecodeStep, side_by_side
 from eagle_plugin.vllm.deferred_extend import DeferredTokens, Owner, PlainRows
@@ -96,7 +97,8 @@ class TreeSteps:
         self.linear = LinearLayers(model)
         self._lookup_rows = lookup_rows_of(self.vllm_config, self._caps, self.device, self._logger)
         self.drafter.lookups = None if self._lookup_rows is None else self._lookup_rows.lookups
-        self._logger.info(plugin_serves(self.speculative_config.method, self._caps, loader.backend(self.device.type)))
+        method = method_of(self.speculative_config)
+        self._logger.info(plugin_serves(method, self._caps, loader.backend(self.device.type)))
 
     def _use_caches(self) -> None:
         """Note where the target's caches and the head's are, which are allocated."""

@@ -1,10 +1,12 @@
-"""Trees of a head that drafts all levels in one forward over masked rows."""
+"""Trees of a head that drafts all levels in one forward: over masked rows, or over a block with a Markov head."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
-from draft_paths import best_paths, paths_of
+from draft_paths import Path, best_paths, paths_of
 from torch import Tensor
 
 from eagle_plugin.core.gumbel import gumbel_noise
@@ -12,7 +14,7 @@ from eagle_plugin.core.propose import SHARPNESS
 from eagle_plugin.core.sampling import SamplingParams
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.kernels.tree import topk_log_softmax
-from eagle_plugin.runtime.parallel_levels import HeadLevels, MaskRow
+from eagle_plugin.runtime.parallel_levels import Block, HeadLevels, MaskRow, block_state
 from eagle_plugin.runtime.round import Drafts, HeadState, LevelRows, TopM, draft, top_m_of
 
 VOCABULARY, MASK_TOKEN = 11, 37
@@ -97,3 +99,37 @@ def test_a_request_drafts_the_same_in_any_round() -> None:
     for i in range(3):
         paths = [set(paths_of(draft_with(MaskedHead(shape), shape), i)) for shape in (deep, shallow)]
         assert paths[1] == {path for path in paths[0] if len(path) <= shallow.steps}
+
+
+def after_token(level: int, token: int) -> Tensor:
+    """The logits [V] of a level after a token of the level before: a Markov head's bias is in them."""
+    gen = torch.Generator().manual_seed(1000 + token)
+    return logits_of(0, level) + 2 * torch.randn(VOCABULARY, generator=gen)
+
+
+def markov_paths(shape: Shape, after: Callable[[int, int], Tensor], top_m: int) -> list[set[Path]]:
+    """The trees of a block whose row states are their level and request, after the roots 3, 5 and 7."""
+
+    def logits_after(states: Tensor, tokens: Tensor) -> Tensor:
+        rows = [[after(int(state[0]), int(token)) for token in row] for state, row in zip(states, tokens, strict=True)]
+        return torch.stack([torch.stack(row) for row in rows])
+
+    levels = HeadLevels(block=Block(MASK_TOKEN, shape.steps + 2, first=0), after=logits_after)
+    states = torch.arange(1.0, shape.steps + 3)[None, :, None].repeat(3, 1, 2)
+    roots = torch.tensor([3, 5, 7])
+    state = block_state(levels, states, roots, shape.steps, top_m, lambda states: states)
+    assert state.hidden.shape == (3, shape.steps, 2) and state.top.logp.dim() == 2 and not levels.lists_all
+    source = levels.source(shape, state, LENGTHS, top_m, MaskedHead(shape))
+    drafts = draft(shape, roots, source, SamplingParams.of(3, 0.0), None, LENGTHS, None)
+    return [set(paths_of(drafts, i)) for i in range(3)]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_with_a_markov_head_each_node_has_its_own_list(shape: Shape) -> None:
+    """The same in torch; and with the bias of another token, the control, other trees."""
+    found = markov_paths(shape, after_token, top_m_of(shape, True))
+    wanted = [
+        best_paths(shape, lambda path, root=root: after_token(len(path) + 1, (root, *path)[-1])) for root in (3, 5, 7)
+    ]
+    assert found == wanted
+    assert markov_paths(shape, lambda level, _: after_token(level, 3), top_m_of(shape, True)) != wanted

@@ -12,6 +12,7 @@ import dflash_models
 import pytest
 import tiny_models
 from changed_inputs import LONG, as_json, changed, damaged, try_inputs
+from dspark_models import tiny_dspark
 from hypothesis import strategies as st
 from peagle_models import peagle_head
 
@@ -72,6 +73,7 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Case]:
     }
     other = tiny_models.tiny_llama(folder / "other")
     found["block drafter"] = Case(other, dflash_models.tiny_dflash(folder / "block", other), judge_block)
+    found["Markov head"] = Case(other, tiny_dspark(folder / "markov", other), judge_block)
     record = {"format": 1, "kind": "eagle3", "aux_layers": [1, 2, 3], "target": {"config": "0" * 64}}
     record["training"] = {"recipe": {"phases": [{"steps": 3}]}}
     for case in found.values():
@@ -79,7 +81,7 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Case]:
     return found
 
 
-KINDS = ["EAGLE-3", "EAGLE-2", "P-EAGLE", "block drafter"]
+KINDS = ["EAGLE-3", "EAGLE-2", "P-EAGLE", "block drafter", "Markov head"]
 
 
 @LONG

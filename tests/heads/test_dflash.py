@@ -143,7 +143,7 @@ def test_an_embedding_of_its_own_is_kept(target: Path, tmp_path: Path) -> None:
         ({"logit_scale": 0.5}, "logit_scale, which only an engine computes"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor, which only an engine computes"),
         ({"block_size": None}, "no block_size; write the rows of the block"),
-        ({"architectures": ["DFlash2DraftModel"]}, "of the block drafters only DFlashDraftModel"),
+        ({"architectures": ["DFlash2DraftModel"]}, "of the block drafters only dflash and dspark"),
     ],
 )
 def test_what_the_modules_do_not_compute_is_refused(

@@ -1,6 +1,7 @@
 """A plugin for the test server: tells what a block drafter lists, and has faults in the way it is run.
 
-Each round that drafts adds a line to the file `lists` of the folder, of its first request. The faults are named by the
+Each round that drafts adds a line to the file `lists` of the folder, of its first request: the lists of all levels, or
+of a drafter with a Markov head, whose nodes have their own, the nodes of the tree. The faults are named by the
 file that EAGLE_TEST_FAULT points to, read at every round; "none" is the healthy drafter. The verifier has the faults of
 broken_verifier.py too. Nothing may be captured.
 """
@@ -16,7 +17,10 @@ from typing import Any, NamedTuple
 import broken_verifier
 import torch
 from dflash_reference import DFlashReference
+from draft_paths import paths_of
 from torch import Tensor
+
+from eagle_plugin.runtime.round import TopM
 
 choose = broken_verifier.choose
 
@@ -55,6 +59,19 @@ FAULTS: dict[str, Callable[[Any], dict[str, Any]]] = {
 }
 
 
+def bias_of_first(drafter: Any) -> dict[str, Any]:
+    after = drafter.levels.after
+    return {"levels": drafter.levels._replace(after=lambda states, tokens: after(states, 0 * tokens + tokens[:, :1]))}
+
+
+def other_row(drafter: Any) -> dict[str, Any]:
+    block = drafter.levels.block
+    return {"levels": drafter.levels._replace(block=block._replace(first=1 - block.first))}
+
+
+MARKOV_FAULTS = {"bias of first": bias_of_first, "other row": other_row}  # of drafters with a Markov head
+
+
 def register() -> None:
     """Entry point ``sglang.srt.plugins``: to be called before the worker's modules are imported."""
     switch = Path(os.environ["EAGLE_TEST_FAULT"])
@@ -71,12 +88,15 @@ def register() -> None:
         def _levels(self, batch: Any, state: Any, top_m: int) -> Any:
             with faulty(self):
                 top = super()._levels(batch, state, top_m)
-            if batch.b:
-                found = {"length": int(batch.prefix_lens[0]), "root": int(state.roots[0]), "requests": batch.b}
-                found |= {"logp": top.logp[0].tolist(), "tokens": top.tokens[0].tolist()}
-                with (switch.parent / "lists").open("a") as file:
-                    print(json.dumps(found), file=file)
+            if batch.b and isinstance(top, TopM):
+                tell(batch, state, {"logp": top.logp[0].tolist(), "tokens": top.tokens[0].tolist()})
             return top
+
+        def draft_tree(self, batch: Any, state: Any) -> Any:
+            drafts = super().draft_tree(batch, state)
+            if batch.b and self.levels.after is not None:
+                tell(batch, state, {"shape": batch.shape, "nodes": paths_of(drafts, 0)})
+            return drafts
 
         def extend(self, *arguments: Any) -> Any:
             with faulty(self):
@@ -86,11 +106,16 @@ def register() -> None:
             with faulty(self):
                 return super()._draft_extend_for_prefill(*arguments, **others)
 
+    def tell(batch: Any, state: Any, found: dict[str, Any]) -> None:
+        found |= {"length": int(batch.prefix_lens[0]), "root": int(state.roots[0]), "requests": batch.b}
+        with (switch.parent / "lists").open("a") as file:
+            print(json.dumps(found), file=file)
+
     class faulty:  # noqa: N801
         """Around what the drafter does: the chosen fault, as attributes of the object."""
 
         def __init__(self, drafter: Any) -> None:
-            fault = FAULTS.get(switch.read_text(), lambda drafter: {})
+            fault = (FAULTS | MARKOV_FAULTS).get(switch.read_text(), lambda drafter: {})
             self.drafter, self.values = drafter, fault(drafter)
 
         def __enter__(self) -> None:
@@ -128,17 +153,21 @@ def compared(
 
     near: how far logarithms may be off.
     """
-    file, found = folder / "lists", []
-    for line in file.read_text().splitlines():
-        one = json.loads(line)
-        assert one["requests"] == 1
+    found = []
+    for one in told(folder, text):
         n, logp, tokens = one["length"], torch.tensor(one["logp"]), torch.tensor(one["tokens"])
-        if n >= len(text):
-            continue  # a round after the last token
-        assert text[n] == one["root"]
         wanted = reference.logits(text[: n + 1], rows)[: len(logp)].log_softmax(-1)
         found.append(DraftedRound(_alike(logp, tokens, wanted, near), len(logp)))
+    return found
+
+
+def told(folder: Path, text: list[int]) -> list[dict[str, Any]]:
+    """What was told of the rounds of a request alone, whose text this is, but for those after its last token; once."""
+    file = folder / "lists"
+    found = [json.loads(line) for line in file.read_text().splitlines()]
     file.write_text("")
+    found = [one for one in found if one["length"] < len(text)]
+    assert all(one["requests"] == 1 and text[one["length"]] == one["root"] for one in found)
     return found
 
 

@@ -1,9 +1,10 @@
-"""What a DFlash drafter lists, computed in plain torch from its files, one text after the other.
+"""What a DFlash or DSpark drafter lists, computed in plain torch from its files, one text after the other.
 
 Keys and values of an accepted token are made of the target's states: fc of the outputs of some of its layers, a norm,
 and the projections, norms and rotations of each layer of the drafter. The block is the root token and masks, at the
 positions after them, and every row sees all of it, or with `is_causal` the rows up to its own; a mask's state gives
-the logits of its own position.
+the logits of its own position. Where a DSpark drafter samples from its anchor, each row gives those of the next
+position; its Markov head adds a bias after the token that is there.
 """
 
 from __future__ import annotations
@@ -32,8 +33,9 @@ class DFlashReference:
 
     @torch.no_grad()
     def logits(self, text: list[int], rows: int) -> Tensor:
-        """The logits [rows - 1, draft vocabulary] of the levels after a text whose last token is the root."""
-        c, options, count = self.config, self.config["dflash_config"], len(text) - 1
+        """The logits [levels, draft vocabulary] after a text whose last token is the root, without the biases."""
+        c, count = self.config, len(text) - 1
+        options, first = c.get("dflash_config", c), 0 if c.get("sample_from_anchor") else 1
         states = self._target(torch.tensor([text[:-1]]), output_hidden_states=True).hidden_states
         features = torch.cat([states[i + 1][0] for i in options["target_layer_ids"]], dim=-1)
         context = self._norm("hidden_norm", features @ self._w["fc.weight"].T)
@@ -54,7 +56,11 @@ class DFlashReference:
             inner = self._norm(f"{layer}.post_attention_layernorm", x)
             gate, up = (inner @ self._w[f"{layer}.mlp.{part}_proj.weight"].T for part in ("gate", "up"))
             x = x + (F.silu(gate) * up) @ self._w[f"{layer}.mlp.down_proj.weight"].T
-        return self._norm("norm", x[1:]) @ self._w["lm_head.weight"].T
+        return self._norm("norm", x[first:]) @ self._w["lm_head.weight"].T
+
+    def bias(self, token: int) -> Tensor:
+        """What a Markov head adds to the logits [draft vocabulary] after a token of the target."""
+        return self._w["markov_head.markov_w2.weight"] @ self._w["markov_head.markov_w1.weight"][token]
 
     def _norm(self, name: str, x: Tensor) -> Tensor:
         return (

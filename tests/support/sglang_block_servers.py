@@ -17,6 +17,7 @@ from eagle_plugin.bench.servers import Server
 BLOCK, SHAPE = 8, (4, 3, 12)
 FLAGS = (*SETTINGS["extra_flags"], "--chunked-prefill-size", "16")
 DFLASH = {"algorithm": "DFLASH", "name": "dflash"}
+DSPARK = {"algorithm": "DSPARK", "name": "dspark"}
 
 
 class Pair(NamedTuple):
@@ -36,8 +37,10 @@ class Served(NamedTuple):
     folder: Path  # of `block_lists`
 
 
-def served(pair: Pair, folder: Path, dtype: str = "float32", **environment: str) -> Iterator[Served]:
+def served(
+    pair: Pair, folder: Path, dtype: str = "float32", kind: dict[str, str] = DFLASH, **environment: str
+) -> Iterator[Served]:
     environment |= block_lists.install(folder)
     settings = SETTINGS | {"extra_flags": FLAGS, "environment": environment, "dtype": dtype}
-    with serving([tiny_spec(pair.target, pair.head, SHAPE, **settings, **DFLASH)], folder) as (running,):
+    with serving([tiny_spec(pair.target, pair.head, SHAPE, **settings, **kind)], folder) as (running,):
         yield Served(running, folder)

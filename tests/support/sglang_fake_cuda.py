@@ -126,6 +126,15 @@ class Blocks(BlockDrafter):
         self._embedding, self._embedding_scale = (lambda tokens: torch.zeros(len(tokens), HIDDEN, device=CUDA)), 1.0
         self._contexts = contextlib.nullcontext
 
+    def with_markov(self) -> Blocks:
+        """The same with a Markov head, sampling from its anchor."""
+        bias, self._vocabulary = torch.zeros(VOCABULARY, VOCABULARY, device=CUDA), VOCABULARY
+        head = SimpleNamespace(step_bias=lambda tokens, hidden_states, state: (bias[tokens], state))
+        self.draft_runner.model.markov_head = head
+        block = Block(7, BLOCK, first=0)
+        self.levels = HeadLevels(block=block, in_draft=True, after=self._logits_after)
+        return self
+
     def _forward(self, batch: RoundBatch, *, tokens: Any, positions: Any, slots: Any, info: Any, **others: Any) -> Any:
         check_rows(tokens, positions, slots, info)
         require_cuda("embeddings", others["embeddings"])

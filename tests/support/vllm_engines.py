@@ -64,7 +64,7 @@ def engine(
     served = head is not None and not chain
     if head is not None:
         names = "".join(read_config(head)["architectures"])
-        method = next((name.lower() for name in ("Eagle3", "DFlash") if name in names), "eagle")
+        method = next((name.lower() for name in ("Eagle3", "DFlash", "DSpark") if name in names), "eagle")
         speculative = {"method": method, "model": str(head), "num_speculative_tokens": nodes - 1}
         options = {"speculative_config": speculative} | options
     if served:

@@ -88,7 +88,15 @@ class BlockHead(BlockForwards, Head):
         Head.__init__(self)
         block = Block(7, SHAPE.width)
         self.levels, self.block_rows = HeadLevels(block=block), block.rows
+        zeros = torch.zeros(VOCABULARY, 4, device=CUDA)
+        self.model.markov_embed = lambda tokens: zeros[tokens]
+        self.model.markov_bias = lambda embedded: embedded @ zeros[:DRAFT_VOCABULARY].T
         self.model.precompute_and_store_context_kv = self._check_context
+
+    def with_markov(self) -> BlockHead:
+        """The same with a Markov head, sampling from its anchor."""
+        self.levels = HeadLevels(block=Block(7, SHAPE.width - 1, first=0), after=self._logits_after)
+        return self
 
     def _check_context(self, states: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor) -> None:
         for tensor in (states, positions, slots):

@@ -22,7 +22,7 @@ def sample_chains(
     frontier: Frontier | None = None
     drafts, q = [], []
     for level in range(1, steps + 1):
-        logits = head.logits(tail.states(frontier, level))[:, 0].float()
+        logits = tail.logits(frontier, level)[:, 0].float()
         q.append((logits / temperature).softmax(-1))
         drafts.append(torch.multinomial(q[-1].to(gen.device), 1, generator=gen).to(roots.device))
         frontier = _follow(head.to_target(drafts[-1]), level)
@@ -42,7 +42,7 @@ def forced_likelihoods(head: DraftHead, tokens: list[int], prefill: HeadPrefill,
     frontier: Frontier | None = None
     found = []
     for level in range(1, steps + 1):
-        logq = head.logits(tail.states(frontier, level))[:, 0].float().log_softmax(-1)
+        logq = tail.logits(frontier, level)[:, 0].float().log_softmax(-1)
         following = text[roots + level]
         ids = to_draft[following][:, None]
         found.append(torch.where(ids >= 0, logq.gather(1, ids.clamp(min=0)), torch.nan))

@@ -13,8 +13,8 @@ from eagle_plugin.common.atomic_io import write_output
 from eagle_plugin.common.command_end import importing
 from eagle_plugin.common.command_line import Parser, print_table
 from eagle_plugin.common.progress import progress_bar
-from eagle_plugin.heads.block_config import ALGORITHM, ARCHITECTURE, METHOD, is_block_drafter
-from eagle_plugin.heads.block_drafter import ENGINES, BlockInfo, Engine, block_warnings, describe_block
+from eagle_plugin.heads.block_config import METHOD, architecture_of, is_block_drafter, kind_of
+from eagle_plugin.heads.block_drafter import ENGINES, SGLANG, BlockInfo, Engine, block_warnings, describe_block
 from eagle_plugin.heads.checkpoint import HeadInfo, check_head
 from eagle_plugin.heads.files import HeadError, LeftToEngine, read_config
 from eagle_plugin.heads.kinds import HEADS, stored_algorithm
@@ -82,20 +82,21 @@ def _print_block_drafter(target: Path, head: Path, arguments: argparse.Namespace
     if arguments.algorithm is not None:
         raise HeadError(
             f"{head} is a block drafter, and --algorithm {arguments.algorithm} is for EAGLE heads; SGLang serves it "
-            f"with --speculative-algorithm {ALGORITHM}"
+            f"with {SGLANG.flag(kind_of(read_config(head)) or METHOD)}"
         )
     asked = [engine for engine in ENGINES if arguments.engine in (None, engine.name.lower())]
     found = [_block_of(target, head, engine) for engine in asked]
     described = [one for one in found if isinstance(one, BlockInfo)]
     if not described:
         raise next(one for one in found if isinstance(one, HeadError))
-    info, tokens = described[0], (described[0].block or 1) - 1
+    info, tokens = described[0], described[0].levels or 0
     warnings = list(dict.fromkeys(line for engine in asked for line in block_warnings(head, tokens, engine)))
     served = [
-        (engine.name, engine.served if isinstance(one, BlockInfo) else str(one))
+        (engine.name, engine.flag(one.kind) if isinstance(one, BlockInfo) else str(one))
         for engine, one in zip(asked, found, strict=True)
     ]
-    block = f"{info.block} tokens, of which {info.block - 1} are drafted" if info.block else "not in config.json"
+    drafted = f"of which {info.levels} are drafted" if info.first else "each of which drafts one"
+    block = f"{info.block} tokens, {drafted}" if info.block else "not in config.json"
     if info.causal:
         block += "; a row sees only those before it"
     manifest = read_manifest(head)
@@ -104,9 +105,12 @@ def _print_block_drafter(target: Path, head: Path, arguments: argparse.Namespace
     print_table(
         ("head", head),
         ("target", target),
-        ("kind", f"{METHOD} (block drafter)"),
+        ("kind", f"{info.kind} (block drafter)"),
         *served,
-        ("architecture", f"{ARCHITECTURE}, {info.num_layers} layer(s), hidden size {info.hidden_size}"),
+        (
+            "architecture",
+            f"{architecture_of(info.kind)}, {info.num_layers} layer(s), hidden size {info.hidden_size}",
+        ),
         ("block", block),
         ("mask token", info.mask_token),
         ("vocabulary", f"{info.draft_vocab_size:,} of {info.vocab_size:,} tokens"),
@@ -118,7 +122,7 @@ def _print_block_drafter(target: Path, head: Path, arguments: argparse.Namespace
         print(f"warning: {warning}", file=sys.stderr)
     if arguments.json:
         told: dict[str, Any] = {
-            "kind": METHOD,
+            "kind": info.kind,
             "target_layers": info.target_layers,
             "block": info.block,
             **measured,

@@ -1,7 +1,7 @@
 """Drafting trees with a head on torch: level by level; every node attends to its own ancestors.
 
-A P-EAGLE head and a block drafter read mask tokens instead of their own drafts, so one pass gives the distribution of
-every level, and all nodes of a level share it.
+A P-EAGLE head and a block drafter read mask tokens instead of their own drafts, so one pass gives the states of every
+level, which all nodes of a level share; and so they share its distribution, where no Markov head adds to it.
 """
 
 from __future__ import annotations
@@ -74,9 +74,9 @@ def draft_candidates(
     frontier: Frontier | None = None
     offset = 0
     for level in range(1, steps + 1):
-        states = tail.states(frontier, level)
-        rows = states.shape[1]
-        logits = head.logits(states).view(b * rows, -1)
+        logits = tail.logits(frontier, level)
+        rows = logits.shape[1]
+        logits = logits.view(b * rows, -1)
         scores, children = propose(
             *topk_log_probs(logits, min(MAX_TOP_M, logits.shape[1])),
             params.for_rows(rows),
@@ -115,6 +115,11 @@ class DraftTail:
         if frontier is None:
             return self.current
         return self._read_frontier(self.head, frontier, level)
+
+    def logits(self, frontier: Frontier | None, level: int) -> Tensor:
+        """The logits [b, rows, draft vocabulary] of a level's nodes; called as `states`, in its place."""
+        tokens = self.roots.tokens[:, None] if frontier is None else frontier.tokens
+        return self.head.logits_after(self.states(frontier, level), tokens)
 
     def _read_frontier(self, head: DraftHead, frontier: Frontier, level: int) -> Tensor:
         """Run the head on the level before: each node attends to the rows up to its root, its ancestors and itself."""

@@ -91,8 +91,11 @@ def make_objective(settings: TrainRecipe, head: DraftHead, readout: Readout, dev
     """The objective of the first phase on a device; readout: of the target, in any dtype.
 
     Raises:
-        TrainError: the head's window or block does not fit the draft steps, or the recipe's loss has keys of others.
+        TrainError: heads of this kind are not trained; the head's window or block does not fit the draft steps, or the
+            recipe's loss has keys of others.
     """
+    if head.spec.objective is None:
+        raise TrainError(f"a head of kind {head.kind} is not trained here yet; name another kind, or another head")
     method = METHODS[head.spec.objective]
     if head.window is not None and head.window <= settings.depths:
         raise TrainError(

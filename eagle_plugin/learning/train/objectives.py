@@ -56,6 +56,7 @@ class Objective(nn.Module):
         self.head = head
         self.settings = settings
         self.readout = readout
+        assert head.spec.objective is not None
         self.method = METHODS[head.spec.objective]
         if head.own_lm_head is not None:
             head.own_lm_head.requires_grad_(settings.train_lm_head)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from dflash_models import tiny_dflash
+from dspark_models import tiny_dspark
 from head_edits import Edit, config, drop, put
 from tiny_checkpoints import read_config
 
@@ -213,7 +214,10 @@ def test_targets_that_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
     assert reasons(is_multimodal=True) == [
         "target Qwen3VLForConditionalGeneration: it is not served with block drafters yet"
     ]
-    assert reasons("DFlash2DraftModel") == ["block drafter DFlash2DraftModel: only DFlashDraftModel is served yet"]
+    assert reasons("Qwen3DSparkModel") == []
+    assert reasons("DFlash2DraftModel") == [
+        "block drafter DFlash2DraftModel: only DFlashDraftModel and Qwen3DSparkModel are served yet"
+    ]
 
 
 def test_a_block_drafter_under_another_algorithm_is_left_to_sglang(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,3 +265,65 @@ def test_a_block_costs_the_same_in_every_draft() -> None:
     assert [Levels.BLOCK.forwards(Shape(steps, 4, 8)) for steps in (1, 7)] == [(1, 1), (1, 1)]
     assert Levels.BLOCK.forwards(Shape(0, 1, 1)) == (1, 0)
     assert json.loads(json.dumps(Levels.BLOCK)) == "block"
+
+
+@pytest.fixture
+def markov(tiny_target: Path, tmp_path: Path) -> Path:
+    return tiny_dspark(tmp_path / "markov", tiny_target, block=BLOCK)
+
+
+def markov_arguments(target: Path, head: Path, **flags: Any) -> SimpleNamespace:
+    named = {"speculative_algorithm": "DSPARK", "speculative_dspark_block_size": None}
+    return arguments(target, head, **named | flags)
+
+
+@pytest.mark.parametrize(
+    ("flags", "anchor", "caps"),
+    [
+        ({}, True, Shape(8, 4, 9)),
+        ({}, False, Shape(7, 4, 8)),
+        ({"speculative_dspark_block_size": 5}, True, Shape(5, 4, 6)),
+        ({"speculative_num_draft_tokens": 32}, True, Shape(8, 4, 32)),
+    ],
+)
+def test_a_markov_head_on_a_cpu(
+    flags: dict[str, int], anchor: bool, caps: Shape, tiny_target: Path, markov: Path
+) -> None:
+    """SGLang plans it as DFLASH, which is what its own worker could not be on a CPU."""
+    config(sample_from_anchor=anchor)(markov)
+    made = markov_arguments(tiny_target, markov, **flags)
+    resolve(made)
+    found = resolved_view(made)
+    assert found.speculative_algorithm == "DFLASH"
+    assert block_flags.asked_algorithm(made, found.speculative_algorithm) == "DSPARK"
+    assert block_flags.block_shape(made, found.speculative_num_draft_tokens, read_config(markov)) == caps
+    assert LEFT not in os.environ
+
+
+@pytest.mark.parametrize(
+    ("edit", "named"),
+    [
+        (config(markov_head_type="gated"), "markov_head_type gated: only vanilla.*on GPUs only"),
+        (config(architectures=["Gemma4DSparkModel"]), "only dflash and dspark are served.*on GPUs only"),
+        (config(markov_rank=...), "markov_rank None, wanted a positive whole number"),
+        (put("markov_head.markov_w2.weight", torch.zeros(400, 16)), "markov_w2.weight of shape"),
+    ],
+)
+def test_a_markov_head_that_is_not_served(edit: Edit, named: str, tiny_target: Path, markov: Path) -> None:
+    edit(markov)
+    with pytest.raises(SystemExit, match=f"^eagle-plugin: .*{named}"):
+        resolve(markov_arguments(tiny_target, markov))
+
+
+def test_the_algorithm_of_the_other_kind(tiny_target: Path, drafter: Path, markov: Path) -> None:
+    with pytest.raises(SystemExit, match="is a dspark drafter, but --speculative-algorithm is DFLASH"):
+        resolve(arguments(tiny_target, markov))
+    with pytest.raises(SystemExit, match="is a dflash drafter, but --speculative-algorithm is DSPARK"):
+        resolve(markov_arguments(tiny_target, drafter))
+
+
+def test_on_a_gpu_sglangs_own_worker_serves_markov_heads(tiny_target: Path, markov: Path) -> None:
+    made, called = markov_arguments(tiny_target, markov, device="cuda"), []
+    preflight.resolve_block_flags(called.append, made)
+    preflight.check_launch(made)
+    assert called == [made] and resolved_view(made).speculative_algorithm == "DSPARK" and LEFT not in os.environ

@@ -51,6 +51,7 @@ def test_version_is_a_tested_one():
         plugin.CREATE_WORKER,
         plugin.RESOLVE_ARGUMENTS,
         plugin.RESOLVE_BLOCK_ARGUMENTS,
+        plugin.RESOLVE_MARKOV_ARGUMENTS,
         plugin.AUTO_PARAMETERS,
         plugin.OVERLAP_ON_CPU,
     ],

@@ -95,12 +95,14 @@ def test_a_round(library: FakeLibrary, any_round: DecodeRound, shape: Shape, gre
         assert (greedy or shape == PLAIN) == ("propose" not in library.launched)
 
 
+@pytest.mark.parametrize("markov", [False, True], ids=["", "Markov head"])
 @pytest.mark.parametrize("captured", [False, True], ids=["eager", "captured"])
 @pytest.mark.parametrize("shape", [SHAPE, Shape(1, 1, 2), PLAIN], ids=str)
-def test_a_round_of_a_block_drafter(library: FakeLibrary, shape: Shape, captured: bool) -> None:
+def test_a_round_of_a_block_drafter(library: FakeLibrary, shape: Shape, captured: bool, markov: bool) -> None:
     """Whose block may be longer than the tree is wide."""
+    drafter = Blocks().with_markov() if markov else Blocks()
     table, keys = torch.zeros(8, 64, dtype=torch.int32, device=CUDA), KeyTable(8, CUDA, seed=1)
-    decode_round = DecodeRound(Blocks(), Verifier(), BatchReader(SHAPE.reach, 8, table, keys, least=BLOCK))
+    decode_round = DecodeRound(drafter, Verifier(), BatchReader(SHAPE.reach, 8, table, keys, least=BLOCK))
     if captured:
         around = lambda *_: contextlib.nullcontext()  # noqa: E731
         decode_round.capture(Capturer(), SHAPE, [PLAIN, Shape(1, 1, 2), SHAPE], [2, 4], around)

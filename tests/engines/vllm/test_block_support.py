@@ -9,13 +9,14 @@ import pytest
 import tiny_models
 import torch
 from dflash_models import tiny_dflash
+from dspark_models import tiny_dspark
 from head_edits import Edit, config, drop, put, tensors
 from tiny_checkpoints import read_config
 from vllm_configs import configure
 
 from eagle_plugin.common.errors import UserError
 from eagle_plugin.core.shape import Shape
-from eagle_plugin.vllm import plugin_config, support
+from eagle_plugin.vllm import block_support, plugin_config, support
 
 BLOCK = 8
 
@@ -86,7 +87,7 @@ def test_another_kind_is_left_to_vllm(target: Path, drafter: Path, lines: list[s
     config(architectures=["DFlash2DraftModel"])(drafter)
     with pytest.raises(ValueError, match="Model Runner V1 does not support: DFlash candidate-head drafts"):
         configure(target, drafter, "dflash")
-    assert len(lines) == 1 and "DFlash2DraftModel: only DFlashDraftModel is served yet" in lines[0]
+    assert len(lines) == 1 and "DFlash2DraftModel: only DFlashDraftModel and Qwen3DSparkModel are served" in lines[0]
 
 
 REFUSED: dict[str, tuple[Edit, str]] = {
@@ -138,3 +139,67 @@ def test_targets_that_are_left(
     made = configure(target, drafter, "dflash")
     monkeypatch.setattr(type(getattr(made, part)), attribute, True)
     assert any(named in reason for reason in support.unsupported_reasons(made))
+
+
+@pytest.fixture
+def markov(target: Path, tmp_path: Path) -> Path:
+    return tiny_dspark(tmp_path / "markov", target, block=BLOCK)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "anchor", "caps"),
+    [(7, True, Shape(7, 4, 8)), (31, True, Shape(8, 4, 32)), (31, False, Shape(7, 4, 32))],
+)
+def test_a_markov_head(tokens: int, anchor: bool, caps: Shape, target: Path, markov: Path, lines: list[str]) -> None:
+    """It is planned as DFlash is, with the layers where vLLM's V1 model runner reads them."""
+    config(sample_from_anchor=anchor)(markov)
+    made = configure(target, markov, "dspark", speculative={"num_speculative_tokens": tokens})
+    assert made.parallel_config.worker_cls == support.WORKERS["cpu"]
+    speculative = made.speculative_config
+    assert plugin_config.caps_of(speculative) == caps
+    assert (speculative.method, block_support.method_of(speculative)) == ("dflash", "dspark")
+    assert speculative.draft_model_config.hf_config.eagle_aux_hidden_state_layer_ids == [2, 4, 6]
+    cut = "block_size 8, and num_speculative_tokens 7 makes blocks of 7 tokens"
+    assert len(lines) == (caps.steps < 8 and anchor) and all(cut in line for line in lines)
+
+
+MARKOV_LEFT: dict[str, tuple[Edit, dict[str, Any], str]] = {
+    "a gated Markov head": (config(markov_head_type="gated"), {}, "markov_head_type gated: only vanilla"),
+    "another part": (put("markov_head.gate_proj.weight", torch.zeros(4, 4)), {}, "markov_head.gate_proj.weight"),
+    "a list before the bias": (config(), {"dspark_draft_topk": 4}, "dspark_draft_topk: it belongs to vLLM's chains"),
+    "adaptive verification": (config(), {"enable_adaptive_verification": True}, "adaptive draft verification"),
+}
+
+
+@pytest.mark.parametrize("case", MARKOV_LEFT)
+def test_a_markov_head_that_is_left_to_vllm(case: str, target: Path, markov: Path, lines: list[str]) -> None:
+    """Whose V1 runner, the only one of this machine, serves none."""
+    edit, speculative, named = MARKOV_LEFT[case]
+    edit(markov)
+    with pytest.raises(ValueError, match="Model Runner V1 does not support: dspark speculative decoding"):
+        configure(target, markov, "dspark", speculative=speculative)
+    assert len(lines) == 1 and named in lines[0] and "vLLM" in lines[0]
+
+
+MARKOV_REFUSED: dict[str, tuple[Edit, str]] = {
+    "no rank": (config(markov_rank=...), "has markov_rank None, wanted a positive whole number"),
+    "a rank of no numbers": (config(markov_rank=0), "has markov_rank 0, wanted a positive whole number"),
+    "another rank": (config(markov_rank=8), "markov_head.markov_w1.weight of shape"),
+    "another shape": (put("markov_head.markov_w2.weight", torch.zeros(400, 16)), "markov_w2.weight of shape"),
+    "no table": (drop("markov_head.markov_w1.weight"), "not markov_head.markov_w1.weight"),
+    "no mask": (config(mask_token_id=...), "mask_token_id None, wanted a whole number in config.json"),
+    "other layers": (config(target_layer_ids=[1, 3, 7]), r"target_layer_ids \[1, 3, 7\], .* in config.json"),
+}
+
+
+@pytest.mark.parametrize("case", MARKOV_REFUSED)
+def test_a_markov_head_that_no_worker_serves(case: str, target: Path, markov: Path) -> None:
+    edit, named = MARKOV_REFUSED[case]
+    edit(markov)
+    with pytest.raises(UserError, match=named):
+        configure(target, markov, "dspark")
+
+
+def test_the_method_of_the_other_kind(target: Path, markov: Path) -> None:
+    with pytest.raises(UserError, match='is a dspark drafter, but .* method dflash; serve it with "method": "dspark"'):
+        configure(target, markov, "dflash")

@@ -91,6 +91,8 @@ def test_a_round(library: FakeLibrary, name: str, greedy: bool) -> None:
     assert head.extend(extend, features, table(), SHAPE, greedy).top.logp.dim() == 2
     state = BlockHead().extend(extend, features, table(), SHAPE, greedy)
     assert all_on_cuda(*state) and state.top.logp.shape[:2] == (B, SHAPE.steps)
+    state = BlockHead().with_markov().extend(extend, features, table(), SHAPE, greedy)
+    assert all_on_cuda(*state) and state.top.logp.dim() == 2 and state.hidden.shape == (B, SHAPE.steps, HIDDEN)
 
 
 @pytest.mark.parametrize("greedy", [False, True], ids=["sampled", "greedy"])

@@ -56,17 +56,20 @@ def target_attention(layers: dict[str, TreeMetadata], tokens: torch.Tensor, posi
     return q
 
 
-@pytest.mark.parametrize("levels", ["one by one", "all at once", "by a block"])
+@pytest.mark.parametrize("levels", ["one by one", "all at once", "by a block", "after each token"])
 @pytest.mark.parametrize("greedy", [False, True], ids=["sampled", "greedy"])
 def test_captured_functions(library: FakeLibrary, greedy: bool, levels: str) -> None:
     """What is captured, and what is copied into its memory and out of it; three requests are padded to four.
 
     Each shape is verified once, and another one drafted then.
     """
-    head, zeros = (BlockHead if levels == "by a block" else Head)(), torch.zeros(B, dtype=torch.int64, device=CUDA)
+    of_blocks, zeros = levels in ("by a block", "after each token"), torch.zeros(B, dtype=torch.int64, device=CUDA)
+    head = (BlockHead if of_blocks else Head)()
     head._draft_attn_layer_names = {"layer"}
     lookups = head.lookups = None if greedy else Lookups(8, SHAPE, 100, VOCABULARY, CUDA)
     lookup_rows = None if lookups is None else zeros + 1
+    if isinstance(head, BlockHead) and levels == "after each token":
+        head.with_markov()
     if levels == "all at once":
         head.levels = HeadLevels(MaskRow(7, torch.zeros(1, HIDDEN, device=CUDA)))
     target = torch.zeros(1, VOCABULARY, device=CUDA), torch.zeros(1, 3 * HIDDEN, device=CUDA)
@@ -95,7 +98,7 @@ def test_captured_functions(library: FakeLibrary, greedy: bool, levels: str) -> 
             lookups.append(lookup_rows, batch.roots, paths)
         trees = DraftBatch(drafted, root.lengths, table(), params, keys, None, lookup_rows)
         assert step.can_draft(trees, root.state)
-        assert root.state.top.logp.dim() == (2 if levels == "one by one" else 3)
+        assert root.state.top.logp.dim() == (2 if levels in ("one by one", "after each token") else 3)
         drafts = step.draft_tree(trees, root.tokens, root.state)
         assert drafts.tree.tokens.shape == (B, drafted.width)
         more = 0 if lookups is None else drafted.steps
