@@ -12,8 +12,11 @@ from token_endpoint import TokenEndpoint
 from eagle_plugin.learning.data import collect
 from eagle_plugin.learning.data.collecting.shards import OpenShards
 from eagle_plugin.learning.data.generation import endpoints
+from eagle_plugin.learning.data.provenance import Terms, read_sources, write_sources
 from eagle_plugin.learning.data.rows import DataError, read_rows
 from eagle_plugin.learning.data.store.manifest import Manifest
+from eagle_plugin.learning.data.store.objects import open_folder
+from eagle_plugin.learning.data.store.sources import stored_sources
 
 
 @pytest.fixture
@@ -39,11 +42,16 @@ def test_documents_that_do_not_come_are_asked_for_again_and_named(
 ) -> None:
     """As of servers whose queue or disk is full: what was answered is kept, and the exit code is 1."""
     monkeypatch.setattr(endpoints, "stores_states", lambda response: True)
+    sources = {"chat": Terms("mit", trains_models=False, answers_only=True)}
+    write_sources(tmp_path / "prompts.jsonl", sources)
     with TokenEndpoint("vllm") as server:
         assert collect.main([*command, "--endpoint", server.url]) == 1
         asked = [
             request for request in server.requests if "given" in request.get("eagle_plugin", {}).get("features", {})
         ]
+    # The answers are the target's own.
+    told = {"chat": Terms("mit")}
+    assert read_sources(tmp_path / "rows.jsonl") == told == stored_sources(open_folder(tmp_path / "store"))
     rows = {row.id: row for row in read_rows(tmp_path / "rows.jsonl")}
     assert len(rows) == 3 and "3 documents did not reach" in " ".join(capsys.readouterr().err.split())
     found = {request["eagle_plugin"]["features"]["id"]: request for request in asked}

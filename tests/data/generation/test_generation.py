@@ -19,6 +19,7 @@ from eagle_plugin.learning.data.generate import main
 from eagle_plugin.learning.data.generation.journal import Journal
 from eagle_plugin.learning.data.generation.rollout import assign_temperature
 from eagle_plugin.learning.data.generation.run import GenerationSettings, generate
+from eagle_plugin.learning.data.provenance import Terms, read_sources, write_sources
 from eagle_plugin.learning.data.rows import DataError, read_rows
 from eagle_plugin.learning.data.sources.prompts import Prompt, format_prompt
 
@@ -193,6 +194,16 @@ def test_a_dead_endpoint_is_named_and_the_others_do_its_work(tmp_path, out, caps
     assert f"left out: {dying.url}" in " ".join(capsys.readouterr().err.split())
     with pytest.raises(DataError, match="run the same command again"):
         run(prompts, tmp_path / "other.jsonl", dying)
+
+
+def test_rows_have_the_sources_of_their_prompts(tmp_path, out):
+    """Of all files that were asked into one file of rows."""
+    with TokenEndpoint() as server:
+        for name, license in (("a", "mit"), ("b", "cc0-1.0")):
+            prompts = write(tmp_path / name, chat(ord(name)))
+            write_sources(prompts, {name: Terms(license)})
+            assert main([str(prompts), "--endpoint", server.url, "--out", str(out)]) == 0
+    assert read_sources(out) == {"a": Terms("mit"), "b": Terms("cc0-1.0")}
 
 
 def test_a_server_without_token_ids_is_refused_before_any_row(tmp_path, out):
