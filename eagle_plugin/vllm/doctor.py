@@ -101,7 +101,7 @@ def _explain(verdict: Verdict, config: Any, arguments: list[str]) -> None:
     if not logged:  # `startup.may_serve` has not let the plugin in, and logged why
         verdict.sentence = verdict.warnings.pop() if verdict.warnings else own + "the plugin does not say why"
         return
-    from eagle_plugin.vllm.support import unsupported_reasons
+    from eagle_plugin.vllm.unsupported import unsupported_reasons
 
     text = logged[-1].removeprefix(without_prefix(own))
     found = unsupported_reasons(config)

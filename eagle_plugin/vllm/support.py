@@ -1,4 +1,4 @@
-"""Decides whether the plugin's worker or vLLM's own serves a configuration, with the reasons.
+"""Decides whether the plugin's worker or vLLM's own serves a configuration (`unsupported.py` has the reasons).
 
 With a flag that ours does not support vLLM's own worker serves: the user loses speed, never the server.
 """
@@ -6,10 +6,10 @@ With a flag that ours does not support vLLM's own worker serves: the user loses 
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import Any, NamedTuple
 
 from eagle_plugin.common.errors import UserError
-from eagle_plugin.core.shape import Levels
+from eagle_plugin.core.shape import Levels, Shape
 from eagle_plugin.heads import block_config
 from eagle_plugin.heads.block_drafter import block_warnings, describe_block
 from eagle_plugin.heads.description import read_head
@@ -24,46 +24,38 @@ from eagle_plugin.runtime.head_mailbox import check_folder
 from eagle_plugin.runtime.preflight import can_check, refuse_targets_config
 from eagle_plugin.runtime.startup import engine_serves
 from eagle_plugin.runtime.synthetic import WARNING, source_of
-from eagle_plugin.vllm.block_support import levels_of_drafter, plan_as_dflash, unlisted_by_v1, unserved_heads
-from eagle_plugin.vllm.cache_dtypes import FLOAT8
+from eagle_plugin.selftest.subject import Subject
+from eagle_plugin.vllm.block_support import levels_of_drafter, plan_as_dflash
 from eagle_plugin.vllm.compile_cache import set_compile_key
 from eagle_plugin.vllm.draft_limits import draft_limits, limits_above
-from eagle_plugin.vllm.gpu import unsupported_on_gpu
-from eagle_plugin.vllm.kv_connectors import unserved_connectors
-from eagle_plugin.vllm.latent_limits import schedule_whole_prompts, unserved_latent
+from eagle_plugin.vllm.latent_limits import schedule_whole_prompts
 from eagle_plugin.vllm.masked_rows import configured_levels
 from eagle_plugin.vllm.options import Options
-from eagle_plugin.vllm.parallel_support import unserved_ranks
 from eagle_plugin.vllm.plugin_config import PluginConfig, set_plugin_config
 from eagle_plugin.vllm.policy_reports import make_report_folder
 from eagle_plugin.vllm.releases import keep_hits_long
 from eagle_plugin.vllm.runner_choice import choose_runner
 from eagle_plugin.vllm.selftest import failed_kernels, subject_of
 from eagle_plugin.vllm.synthetic import SETTING, synthetic_rates
+from eagle_plugin.vllm.unsupported import WORKERS, unsupported_reasons
 
 logger = logging.getLogger("vllm.eagle_plugin")
 
 METHODS = ("eagle", "eagle3", *block_config.METHODS)
-# By the kind of device: vLLM's own worker, and ours.
-ENGINE_WORKERS = {"cpu": "vllm.v1.worker.cpu_worker.CPUWorker", "cuda": "vllm.v1.worker.gpu_worker.Worker"}
-WORKERS = {
-    "cpu": "eagle_plugin.vllm.cpu_worker.TreeCPUWorker",
-    "cuda": "eagle_plugin.vllm.worker.TreeWorker",
-}
-# Targets with linear layers that our worker computes.
-GATED_DELTA_NETS = (
-    "Qwen3NextForCausalLM",
-    "Qwen3_5ForCausalLM",
-    "Qwen3_5ForConditionalGeneration",
-    "Qwen3_5MoeForCausalLM",
-    "Qwen3_5MoeForConditionalGeneration",
-)
 LINEAR_OPERATOR = "eagle_plugin::gated_delta_trees"  # of `linear_attention.py`
 _logged: set[str] = set()
 
 
+class Drafting(NamedTuple):
+    """What the head of a configuration drafts."""
+
+    levels: Levels  # how it lists the levels of a tree
+    shape: Shape  # the caps of the trees
+    is_block: bool
+
+
 def choose_worker(vllm_config: Any) -> None:
-    """Put our worker class into a vLLM ``VllmConfig`` that it supports.
+    """Put our worker class into a vLLM ``VllmConfig`` that it supports; else the log says why vLLM's own serves.
 
     Raises OptionError, PolicyModeError and HeadError.
     """
@@ -81,46 +73,66 @@ def choose_worker(vllm_config: Any) -> None:
     if can_check(target, head):
         refuse_targets_config(target, head)  # vLLM's own drafter cannot serve it either
     if reasons := unsupported_reasons(vllm_config):
-        check_collecting(reasons)
-        _log_once(logging.WARNING, engine_serves(speculative.method, "vLLM", reasons))
+        _leave_to_engine(speculative.method, reasons)
         return
-    is_block = speculative.method in block_config.METHODS
-    check_collecting(["it has a block drafter"] if is_block else [])
+    check_collecting(["it has a block drafter"] if speculative.method in block_config.METHODS else [])
     policy_mode()
     check_folder()
     synthetic = synthetic_rates(speculative)
     draft_limits(vllm_config)
-    levels = Levels.PARALLEL if is_block else configured_levels(speculative)
-    trained = levels_of_drafter(speculative) if is_block else trained_depths(head) if levels.depth_is_free else None
-    depth = trained or PARALLEL_LEVELS if levels.depth_is_free else None
-    shape = options.shape(speculative.num_speculative_tokens, depth)
     try:
-        warnings = _check_head(target, head, speculative.method, shape.steps)
-        if is_block and can_check(target, head):
-            warnings += block_warnings(head, speculative.num_speculative_tokens)
+        drafting = _read_head(vllm_config, options)
     except LeftToEngine as reason:
-        check_collecting([str(reason)])
-        _log_once(logging.WARNING, engine_serves(speculative.method, "vLLM", [str(reason)]))
+        _leave_to_engine(speculative.method, [str(reason)])
         return
-    for warning in [*warnings, *filter(None, [limits_above(vllm_config)])]:
-        _log_once(logging.WARNING, f"eagle-plugin: {warning}")
-    if can_check(target, head) and read_head(head).leftover_quantisation:
-        speculative.draft_model_config.quantization = None  # its layers read the weights as they are stored
-    if can_check(target, head) and not is_block and (count := count_aux(target, head)):
-        speculative.draft_model_config.hf_config.num_aux_hidden_states = count  # vLLM's class takes 3 for it
-    shape = shape.within_steps(trained)
     v2, runner = choose_runner(vllm_config)
-    subject = subject_of(vllm_config, shape, levels, v2)
+    subject = subject_of(vllm_config, drafting.shape, drafting.levels, v2)
     if reasons := failed_kernels(subject, _log_once):
-        check_collecting(reasons)
-        _log_once(logging.WARNING, engine_serves(speculative.method, "vLLM", reasons))
+        _leave_to_engine(speculative.method, reasons)
         return
     if runner:
         _log_once(logging.INFO, f"eagle-plugin: {runner}")
     if synthetic is not None:
         _log_once(logging.WARNING, WARNING % source_of(synthetic, SETTING))
+    scheduler.async_scheduling = options.async_scheduling
+    _serve(vllm_config, drafting, subject, v2)
+
+
+def _leave_to_engine(method: str, reasons: list[str]) -> None:
+    """Log that vLLM's own worker serves. Raises UserError where that ends what the user asked for."""
+    check_collecting(reasons)
+    _log_once(logging.WARNING, engine_serves(method, "vLLM", reasons))
+
+
+def _read_head(vllm_config: Any, options: Options) -> Drafting:
+    """Check the head, and correct what vLLM has read of it.
+
+    Raises OptionError, HeadError, and `LeftToEngine` where vLLM's own worker may serve it.
+    """
+    speculative = vllm_config.speculative_config
+    target, head, nodes = vllm_config.model_config.model, speculative.model, speculative.num_speculative_tokens
+    is_block = speculative.method in block_config.METHODS
+    levels = Levels.PARALLEL if is_block else configured_levels(speculative)
+    trained = levels_of_drafter(speculative) if is_block else trained_depths(head) if levels.depth_is_free else None
+    shape = options.shape(nodes, trained or PARALLEL_LEVELS if levels.depth_is_free else None)
+    warnings = _check_head(target, head, speculative.method, shape.steps)
+    if can_check(target, head):
+        if is_block:
+            warnings += block_warnings(head, nodes)
+        elif count := count_aux(target, head):
+            speculative.draft_model_config.hf_config.num_aux_hidden_states = count  # vLLM's class takes 3 for it
+        if read_head(head).leftover_quantisation:
+            speculative.draft_model_config.quantization = None  # its layers read the weights as they are stored
+    for warning in [*warnings, *filter(None, [limits_above(vllm_config)])]:
+        _log_once(logging.WARNING, f"eagle-plugin: {warning}")
+    return Drafting(levels, shape.within_steps(trained), is_block)
+
+
+def _serve(vllm_config: Any, drafting: Drafting, subject: Subject | None, v2: bool) -> None:
+    """Put our worker, and what it needs, into the configuration; subject: of its self-test."""
+    speculative, parallel = vllm_config.speculative_config, vllm_config.parallel_config
     keep_hits_long(speculative)
-    if is_block:
+    if drafting.is_block:
         plan_as_dflash(speculative)
     else:
         speculative.parallel_drafting = False  # it is how vLLM drafts; our worker knows the head by its mask token
@@ -129,8 +141,7 @@ def choose_worker(vllm_config: Any) -> None:
         _keep_one_state(vllm_config)
         _split_at_our_operator(vllm_config.compilation_config)
     parallel.worker_cls = WORKERS[vllm_config.device_config.device_type]
-    scheduler.async_scheduling = options.async_scheduling
-    set_compile_key(vllm_config, shape)
+    set_compile_key(vllm_config, drafting.shape)
     # These import vLLM's server side: only where we serve.
     from eagle_plugin.vllm.executor import TreeExecutor
     from eagle_plugin.vllm.metrics import export
@@ -140,7 +151,7 @@ def choose_worker(vllm_config: Any) -> None:
 
     log_seconds()
     engines = parallel.data_parallel_size
-    set_plugin_config(speculative, PluginConfig(shape, make_report_folder(), subject, v2, engines))
+    set_plugin_config(speculative, PluginConfig(drafting.shape, make_report_folder(), subject, v2, engines))
     export()
 
 
@@ -202,100 +213,6 @@ def explain_refusal(arguments: Any) -> UserError | None:
     except UserError as error:
         return error
     return None
-
-
-def unsupported_reasons(vllm_config: Any) -> list[str]:
-    """Why our worker does not support this ``VllmConfig``; empty when it does."""
-    device_type = vllm_config.device_config.device_type
-    if device_type not in WORKERS:
-        return [f"--device {device_type}: only CPUs and NVIDIA GPUs are served"]
-    speculative, parallel = vllm_config.speculative_config, vllm_config.parallel_config
-    model = vllm_config.model_config
-    name = model.architectures[0]
-    checks: tuple[tuple[bool, str], ...] = (
-        (
-            parallel.worker_cls != ENGINE_WORKERS[device_type],
-            f"--worker-cls {parallel.worker_cls}: it is not vLLM's own",
-        ),
-        *unserved_ranks(vllm_config),
-        (speculative.disable_padded_drafter_batch, "disable_padded_drafter_batch: trees are drafted in padded batches"),
-        (
-            speculative.rejection_sample_method not in ("standard", "synthetic"),
-            f"rejection_sample_method {speculative.rejection_sample_method}: it belongs to vLLM's chains",
-        ),
-        (speculative.use_heterogeneous_vocab, "use_heterogeneous_vocab: it belongs to vLLM's chains"),
-        (speculative.use_local_argmax_reduction, "use_local_argmax_reduction: it belongs to vLLM's chains"),
-        (
-            not isinstance(vllm_config.additional_config, dict),
-            f"additional_config: it is {type(vllm_config.additional_config).__name__}, only a dictionary is served",
-        ),
-        *_unserved_caches(vllm_config),
-        *unserved_latent(vllm_config),
-        (
-            model.is_attention_free or (model.is_hybrid and name not in GATED_DELTA_NETS),
-            f"target {name}: state-space layers are not served yet",
-        ),
-        (model.is_hybrid and vllm_config.cache_config.use_replayssm, "--use-replayssm: it is of vLLM's own layers"),
-        (
-            (model.is_hybrid or model.use_mla) and vllm_config.kv_transfer_config is not None,
-            f"--kv-transfer-config: it is not served with target {name} yet",
-        ),
-        (model.is_encoder_decoder, f"target {name}: encoder-decoder models are not served"),
-        (
-            model.is_mm_prefix_lm,  # False where the flags allow text only
-            f"target {name}: its images attend in both directions, which is not served yet; with "
-            "--language-model-only its texts are",
-        ),
-        *unserved_heads(vllm_config),
-    )
-    reasons = [why for found, why in checks if found] + unserved_connectors(vllm_config.kv_transfer_config)
-    reasons = reasons or _needing_v2(vllm_config)  # which names some of them again
-    if device_type == "cuda":
-        reasons += unsupported_on_gpu(vllm_config)
-    return reasons
-
-
-def _unserved_caches(vllm_config: Any) -> tuple[tuple[bool, str], ...]:
-    """What holds of the caches of keys and values that our attention does not read, each with its sentence."""
-    cache, model, speculative = vllm_config.cache_config, vllm_config.model_config, vllm_config.speculative_config
-    named, own, draft = cache.cache_dtype, str(model.dtype).removeprefix("torch."), speculative.kv_cache_dtype
-    scheme = (getattr(model.hf_config, "quantization_config", None) or {}).get("kv_cache_scheme") or {}
-    return (
-        (
-            named not in ("auto", own, *FLOAT8),
-            f"--kv-cache-dtype {named}: only the model's own dtype and {', '.join(FLOAT8)} are served",
-        ),
-        (
-            draft not in (None, named),
-            f"kv_cache_dtype {draft} of the head: only that of the target, {named}, is served",
-        ),
-        (
-            bool(cache.kv_cache_dtype_skip_layers),
-            "--kv-cache-dtype-skip-layers: caches of several dtypes are not served yet",
-        ),
-        (
-            named in FLOAT8 and scheme.get("strategy") == "attn_head",
-            f"target {model.architectures[0]}: scales per head of its KV cache are not served yet, one per layer is",
-        ),
-        (
-            named in FLOAT8 and model.is_hybrid,
-            f"--kv-cache-dtype {named}: it is not served with target {model.architectures[0]} yet",
-        ),
-    )
-
-
-def _needing_v2(vllm_config: Any) -> list[str]:
-    """What vLLM has in its V2 model runner only and ours do not serve, whichever they are made of."""
-    model = vllm_config.model_config
-    checks = (
-        (vllm_config.attention_config.hisparse_config is not None, "HiSparse"),
-        (vllm_config.watermark_config is not None, "watermarking"),
-        (vllm_config.aux_output_config.enabled, "auxiliary outputs"),
-        (model.return_sampling_mask, "--return-sampling-mask"),
-        (model.enable_trace_replay, "--enable-trace-replay"),
-    )
-    found = [what for holds, what in checks if holds] + unlisted_by_v1(vllm_config)
-    return [f"{what}: it is not served yet, vLLM has it in its V2 model runner only" for what in found]
 
 
 def _log_once(level: int, line: str) -> None:

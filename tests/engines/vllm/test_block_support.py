@@ -16,7 +16,7 @@ from vllm_configs import configure
 
 from eagle_plugin.common.errors import UserError
 from eagle_plugin.core.shape import Shape
-from eagle_plugin.vllm import block_support, plugin_config, support
+from eagle_plugin.vllm import block_support, plugin_config, unsupported
 
 BLOCK = 8
 
@@ -48,7 +48,7 @@ def options(**values: Any) -> Edit:
 def test_shapes(tokens: int, given: dict[str, int], caps: Shape, target: Path, drafter: Path, lines: list[str]) -> None:
     speculative = {"num_speculative_tokens": tokens}
     made = configure(target, drafter, "dflash", speculative=speculative, additional_config={"eagle_plugin": given})
-    assert made.parallel_config.worker_cls == support.WORKERS["cpu"]
+    assert made.parallel_config.worker_cls == unsupported.WORKERS["cpu"]
     assert plugin_config.caps_of(made.speculative_config) == caps
     assert lines == []
 
@@ -138,7 +138,7 @@ def test_targets_that_are_left(
 ) -> None:
     made = configure(target, drafter, "dflash")
     monkeypatch.setattr(type(getattr(made, part)), attribute, True)
-    assert any(named in reason for reason in support.unsupported_reasons(made))
+    assert any(named in reason for reason in unsupported.unsupported_reasons(made))
 
 
 @pytest.fixture
@@ -154,7 +154,7 @@ def test_a_markov_head(tokens: int, anchor: bool, caps: Shape, target: Path, mar
     """It is planned as DFlash is, with the layers where vLLM's V1 model runner reads them."""
     config(sample_from_anchor=anchor)(markov)
     made = configure(target, markov, "dspark", speculative={"num_speculative_tokens": tokens})
-    assert made.parallel_config.worker_cls == support.WORKERS["cpu"]
+    assert made.parallel_config.worker_cls == unsupported.WORKERS["cpu"]
     speculative = made.speculative_config
     assert plugin_config.caps_of(speculative) == caps
     assert (speculative.method, block_support.method_of(speculative)) == ("dflash", "dspark")

@@ -15,7 +15,7 @@ from vllm_compiled import ask_compiled
 from vllm_configs import configure
 
 import eagle_plugin
-from eagle_plugin.vllm import compile_cache, plugin, support
+from eagle_plugin.vllm import compile_cache, plugin, support, unsupported
 from eagle_plugin.vllm.plugin_config import caps_of, is_served
 
 pytestmark = pytest.mark.usefixtures("lines")
@@ -107,7 +107,7 @@ def test_a_configuration_object_of_others_is_left_to_vllm(made: Any, lines: list
 
     config = made("0", additional_config={})
     config.additional_config = Others()
-    (reason,) = support.unsupported_reasons(config)
+    (reason,) = unsupported.unsupported_reasons(config)
     assert reason == "additional_config: it is Others, only a dictionary is served"
 
 

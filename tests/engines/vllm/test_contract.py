@@ -29,7 +29,7 @@ from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
 from vllm.v1.worker import cpu_worker
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
-from eagle_plugin.vllm import plugin, support, version
+from eagle_plugin.vllm import plugin, unsupported, version
 from eagle_plugin.vllm.cpu_worker import TreeCPUWorker
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -109,9 +109,9 @@ def test_agreement_uses_the_group_of_tensor_parallelism() -> None:
 
 
 def test_the_worker_makes_the_runner_by_its_modules_name() -> None:
-    assert f"{cpu_worker.CPUWorker.__module__}.{cpu_worker.CPUWorker.__qualname__}" == support.ENGINE_WORKERS["cpu"]
-    assert repr(support.ENGINE_WORKERS["cpu"]) in assignments(CpuPlatform, "parallel_config.worker_cls")
-    assert f"{TreeCPUWorker.__module__}.{TreeCPUWorker.__qualname__}" == support.WORKERS["cpu"]
+    assert f"{cpu_worker.CPUWorker.__module__}.{cpu_worker.CPUWorker.__qualname__}" == unsupported.ENGINE_WORKERS["cpu"]
+    assert repr(unsupported.ENGINE_WORKERS["cpu"]) in assignments(CpuPlatform, "parallel_config.worker_cls")
+    assert f"{TreeCPUWorker.__module__}.{TreeCPUWorker.__qualname__}" == unsupported.WORKERS["cpu"]
     assert cpu_worker.CPUModelRunner is CPUModelRunner
     assert calls(cpu_worker.CPUWorker.init_device, "CPUModelRunner") == [
         "CPUModelRunner(self.vllm_config, torch.device('cpu'))"

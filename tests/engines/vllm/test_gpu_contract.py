@@ -16,7 +16,7 @@ from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from vllm.v1.worker.gpu_worker import Worker
 
-from eagle_plugin.vllm import support
+from eagle_plugin.vllm import unsupported
 from eagle_plugin.vllm.backend import TreeAttentionBackend
 from eagle_plugin.vllm.drafter import TreeProposer
 from eagle_plugin.vllm.prompt_attention import MOST_KEYS, PAGE, flash_kernel, triton_kernel
@@ -31,9 +31,9 @@ def test_the_platform_chooses_the_worker_that_ours_replaces() -> None:
     """In a base of the platform's class, which a hook has to find."""
     chooses = defined(CUDA, "CudaPlatformBase.check_and_update_config")
     assert parameters(chooses) == ["cls", "vllm_config"]
-    assert assignments(chooses, "parallel_config.worker_cls") == [repr(support.ENGINE_WORKERS["cuda"])]
-    assert support.ENGINE_WORKERS["cuda"] == f"{Worker.__module__}.{Worker.__qualname__}"
-    assert support.WORKERS["cuda"] == f"{TreeWorker.__module__}.{TreeWorker.__qualname__}"
+    assert assignments(chooses, "parallel_config.worker_cls") == [repr(unsupported.ENGINE_WORKERS["cuda"])]
+    assert unsupported.ENGINE_WORKERS["cuda"] == f"{Worker.__module__}.{Worker.__qualname__}"
+    assert unsupported.WORKERS["cuda"] == f"{TreeWorker.__module__}.{TreeWorker.__qualname__}"
     names = [node.name for node in defined(CUDA, "NvmlCudaPlatform").body if hasattr(node, "name")]
     assert "check_and_update_config" not in names and "get_device_capability" in names
 

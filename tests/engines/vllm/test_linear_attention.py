@@ -26,7 +26,7 @@ from vllm_engines import core, counters, engine, fixed_shapes, generate, random_
 from vllm_requests import check_aborts, check_distribution, make_prompts
 
 from eagle_plugin.runtime.graph_emulator import recording_launches
-from eagle_plugin.vllm import support
+from eagle_plugin.vllm import support, unsupported
 from eagle_plugin.vllm.linear_attention import LinearLayers
 from eagle_plugin.vllm.round_test import RoundTest
 
@@ -179,9 +179,9 @@ def test_prefix_caching_is_switched_off(served: Served, monkeypatch: pytest.Monk
 def test_what_is_not_served(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EAGLE_PLUGIN", "0")
     config = configure(served.target, served.head, method=method_of(served.head))
-    assert support.unsupported_reasons(config) == []
+    assert unsupported.unsupported_reasons(config) == []
     config.cache_config.use_replayssm = True
-    assert [reason.split(":")[0] for reason in support.unsupported_reasons(config)] == ["--use-replayssm"]
+    assert [reason.split(":")[0] for reason in unsupported.unsupported_reasons(config)] == ["--use-replayssm"]
 
 
 def test_graphs_of_vllm_end_before_our_operator() -> None:

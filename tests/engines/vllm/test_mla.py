@@ -20,7 +20,7 @@ from vllm_configs import configure, needs
 from vllm_engines import engine, generate, random_shapes, rounds, runner
 from vllm_requests import make_prompts
 
-from eagle_plugin.vllm import latent_attention, runner_choice, support
+from eagle_plugin.vllm import latent_attention, latent_limits, runner_choice, unsupported
 from eagle_plugin.vllm.accepted_tokens import CacheGroup
 from eagle_plugin.vllm.attention import TreeMetadata
 from eagle_plugin.vllm.cache_layout import CacheRows
@@ -157,7 +157,7 @@ LEFT: list[tuple[Callable[[VllmConfig], None], str]] = [
 def config(models: Models, monkeypatch: pytest.MonkeyPatch) -> VllmConfig:
     monkeypatch.setenv("EAGLE_PLUGIN", "0")
     made = configure(models.target, models.head)
-    assert support.unsupported_reasons(made) == []
+    assert unsupported.unsupported_reasons(made) == []
     return made
 
 
@@ -175,7 +175,7 @@ def test_a_step_has_room_for_the_longest_prompt(models: Models) -> None:
 
 
 def latent_reasons(config: VllmConfig) -> list[str]:
-    return [why for found, why in support.unserved_latent(config) if found]
+    return [why for found, why in latent_limits.unserved_latent(config) if found]
 
 
 def test_amx(config: VllmConfig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,7 +195,7 @@ def support_backend(name: str) -> Any:
 
 def test_other_targets_have_no_such_limits(config: VllmConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(type(config.model_config), "use_mla", False)
-    assert support.unserved_latent(config) == ()
+    assert latent_limits.unserved_latent(config) == ()
 
 
 def test_the_v2_runner_leaves_them_to_v1(config: VllmConfig) -> None:
@@ -208,4 +208,4 @@ def test_a_checkpoint_without_yarn(models: Models, tmp_path: Path, monkeypatch: 
     values = read_config(target)
     write_config(target, **{key: value for key, value in values.items() if not key.startswith("rope_")})
     made = configure(target, models.head)
-    assert made.parallel_config.worker_cls == support.ENGINE_WORKERS["cpu"]
+    assert made.parallel_config.worker_cls == unsupported.ENGINE_WORKERS["cpu"]

@@ -18,7 +18,7 @@ from vllm_configs import configure
 from vllm_engines import engine, generate, random_shapes, rounds, runner
 from vllm_requests import check_aborts, check_distribution, make_prompts
 
-from eagle_plugin.vllm.support import unsupported_reasons
+from eagle_plugin.vllm.unsupported import unsupported_reasons
 
 TREES: dict[str, Any] = {"depth": 3, "topk": 4, "nodes": 16}
 TOKENS = 32

@@ -13,7 +13,7 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm_configs import DEFAULTS, configure, needs
 
 from eagle_plugin.runtime.startup import StartRefused
-from eagle_plugin.vllm import support
+from eagle_plugin.vllm import unsupported
 
 pytestmark = pytest.mark.usefixtures("lines")
 
@@ -25,7 +25,7 @@ def test_a_v1_runner_serves_where_vllm_would_take_v2(
     assert not configure(target, head).use_v2_model_runner and lines == []
     monkeypatch.setattr(vllm_config_module, "HAS_TRITON", True)
     made = configure(target, head)
-    assert made.parallel_config.worker_cls == support.WORKERS["cpu"] and not made.use_v2_model_runner
+    assert made.parallel_config.worker_cls == unsupported.WORKERS["cpu"] and not made.use_v2_model_runner
     (line,) = lines
     assert line.endswith("trees are served by vLLM's V1 model runner in place of V2 (EAGLE_VLLM_RUNNER=v2 keeps V2)")
     # Only where the plugin serves, in every process that the configuration travels to.
@@ -51,7 +51,7 @@ def test_what_only_the_v2_runner_has(
     monkeypatch.setenv("EAGLE_PLUGIN", "0")
     config = configure(target, head)
     change(config)
-    (reason,) = support.unsupported_reasons(config)
+    (reason,) = unsupported.unsupported_reasons(config)
     assert named in reason and reason.endswith(": it is not served yet, vLLM has it in its V2 model runner only")
 
 
@@ -77,7 +77,7 @@ def test_a_user_who_asks_for_a_runner_gets_it(
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     made = configure(target, head)
-    assert made.parallel_config.worker_cls == support.WORKERS["cpu"]
+    assert made.parallel_config.worker_cls == unsupported.WORKERS["cpu"]
     assert made.use_v2_model_runner == pickle.loads(pickle.dumps(made)).use_v2_model_runner == v2
     assert len(lines) == 1 and logged in lines[0]
 
@@ -88,7 +88,7 @@ def test_what_the_v2_runner_does_not_serve_is_left_to_v1(
     monkeypatch.setattr(vllm_config_module, "HAS_TRITON", True)
     monkeypatch.setenv("EAGLE_VLLM_RUNNER", "v2")
     made = configure(target, head, enable_lora=True)
-    assert made.parallel_config.worker_cls == support.WORKERS["cpu"] and not made.use_v2_model_runner
+    assert made.parallel_config.worker_cls == unsupported.WORKERS["cpu"] and not made.use_v2_model_runner
     assert lines == ["eagle-plugin: --enable-lora: trees are served by vLLM's V1 model runner, not by V2 yet"]
 
 

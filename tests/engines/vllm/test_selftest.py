@@ -20,7 +20,7 @@ from eagle_plugin.runtime.accept import KVCaches
 from eagle_plugin.runtime.graph_emulator import recording_launches
 from eagle_plugin.selftest import record
 from eagle_plugin.selftest.failure import LeftOut
-from eagle_plugin.vllm import attention, plugin_config, support
+from eagle_plugin.vllm import attention, plugin_config, support, unsupported
 from eagle_plugin.vllm.graph_test import GraphTest
 from eagle_plugin.vllm.round_test import RoundTest
 from eagle_plugin.vllm.selftest import SelfTestFailed
@@ -140,7 +140,7 @@ def test_after_a_failed_round_vllms_own_worker_serves(
     options = {"max_num_seqs": 8, "additional_config": {"eagle_plugin": {"depth": 3, "topk": 2}}}
     lines.clear()
     config = configure(target, head, **options)
-    assert config.parallel_config.worker_cls == support.ENGINE_WORKERS["cpu"]
+    assert config.parallel_config.worker_cls == unsupported.ENGINE_WORKERS["cpu"]
     assert not plugin_config.is_served(config.speculative_config)
     (line,) = lines
     assert "eagle3 is served by vLLM's own worker: the self-test failed: a tree in one forward of the target: " in line

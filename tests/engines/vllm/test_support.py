@@ -21,17 +21,18 @@ from vllm_configs import DEFAULTS, configure
 from eagle_plugin.common.errors import UserError
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.heads.export import save_head
-from eagle_plugin.vllm import plugin, plugin_config, support
+from eagle_plugin.vllm import plugin, plugin_config
 from eagle_plugin.vllm.draft_limits import draft_limits
 from eagle_plugin.vllm.executor import TreeExecutor
 from eagle_plugin.vllm.masked_rows import mask_token
+from eagle_plugin.vllm.unsupported import ENGINE_WORKERS, WORKERS, unsupported_reasons
 
 pytestmark = pytest.mark.usefixtures("lines")
 
 
 def untouched(config: VllmConfig) -> bool:
     parallel, ours = config.parallel_config, plugin_config.is_served(config.speculative_config)
-    own = parallel.worker_cls == support.ENGINE_WORKERS["cpu"] and parallel.distributed_executor_backend != TreeExecutor
+    own = parallel.worker_cls == ENGINE_WORKERS["cpu"] and parallel.distributed_executor_backend != TreeExecutor
     return own and not ours
 
 
@@ -41,7 +42,7 @@ def untouched(config: VllmConfig) -> bool:
 
 def test_a_plain_configuration_is_served(target: Path, head: Path, lines: list[str]) -> None:
     config = configure(target, head, additional_config={"eagle_plugin": {"depth": 2, "topk": 3}})
-    assert config.parallel_config.worker_cls == support.WORKERS["cpu"]
+    assert config.parallel_config.worker_cls == WORKERS["cpu"]
     assert plugin_config.caps_of(config.speculative_config) == Shape(2, 3, 8)
     assert not config.scheduler_config.async_scheduling
     assert lines == []
@@ -76,7 +77,7 @@ def test_the_executor_of_a_worker_process_is_ours(target: Path, head: Path, monk
 
 def test_several_ranks_are_served(target: Path, head: Path) -> None:
     config = configure(target, head, tensor_parallel_size=2)
-    assert config.parallel_config.worker_cls == support.WORKERS["cpu"]
+    assert config.parallel_config.worker_cls == WORKERS["cpu"]
     assert Executor.get_class(config) is TreeExecutor
 
 
@@ -85,7 +86,7 @@ def test_a_p_eagle_head_is_served(speculative: dict[str, Any], target: Path, tmp
     """With the flag of vLLM's own drafting, which would take room of every step, or without it."""
     save_head(trained_head("peagle", target, mask_token_id=2), tmp_path / "head", target_dir=target)
     made = configure(target, tmp_path / "head", speculative=speculative)
-    assert made.parallel_config.worker_cls == support.WORKERS["cpu"]
+    assert made.parallel_config.worker_cls == WORKERS["cpu"]
     assert plugin_config.caps_of(made.speculative_config) == Shape(7, 4, 8)
     assert mask_token(made.speculative_config) == 2
     assert not made.speculative_config.parallel_drafting
@@ -159,15 +160,15 @@ def test_unsupported_flags(options: dict[str, Any], named: str, target: Path, he
 @pytest.mark.parametrize("name", ["fp8", "fp8_e4m3", "fp8_e5m2", "auto"])
 def test_caches_that_are_served(name: str, target: Path, head: Path, lines: list[str]) -> None:
     made = configure(target, head, kv_cache_dtype=name, speculative={"kv_cache_dtype": name})
-    assert made.parallel_config.worker_cls == support.WORKERS["cpu"] and lines == []
+    assert made.parallel_config.worker_cls == WORKERS["cpu"] and lines == []
 
 
 def test_scales_per_head_are_unsupported(target: Path, head: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EAGLE_PLUGIN", "0")
     made = configure(target, head, kv_cache_dtype="fp8")
-    assert support.unsupported_reasons(made) == []
+    assert unsupported_reasons(made) == []
     made.model_config.hf_config.quantization_config = {"kv_cache_scheme": {"strategy": "attn_head"}}
-    (reason,) = support.unsupported_reasons(made)
+    (reason,) = unsupported_reasons(made)
     assert "scales per head of its KV cache are not served yet" in reason
 
 
@@ -203,16 +204,16 @@ def test_settings_that_this_configuration_cannot_have(
 ) -> None:
     monkeypatch.setenv("EAGLE_PLUGIN", "0")
     config = configure(target, head)
-    assert support.unsupported_reasons(config) == []
+    assert unsupported_reasons(config) == []
     object.__setattr__(getattr(config, part), attribute, value)
-    (reason,) = support.unsupported_reasons(config)
+    (reason,) = unsupported_reasons(config)
     assert named in reason
 
 
 @pytest.mark.parametrize("options", [{"tensor_parallel_size": 2, "enable_lora": True}, {"data_parallel_size": 2}])
 def test_ranks_that_are_served(options: dict[str, Any], target: Path, head: Path, lines: list[str]) -> None:
     made = configure(target, head, **options)
-    assert made.parallel_config.worker_cls == support.WORKERS["cpu"] and lines == []
+    assert made.parallel_config.worker_cls == WORKERS["cpu"] and lines == []
     ours = plugin_config.plugin_config(made.speculative_config)
     assert ours is not None and ours.engines == options.get("data_parallel_size", 1)
 
@@ -235,7 +236,7 @@ def test_experts_that_vllm_does_not_share_on_a_cpu(
     head = family_head(tmp_path / "head", target)
     unsupported(configure(target, head, **options), lines, named)
     vllm_cpu_experts.complete(monkeypatch)
-    assert configure(target, head, **options).parallel_config.worker_cls == support.WORKERS["cpu"]
+    assert configure(target, head, **options).parallel_config.worker_cls == WORKERS["cpu"]
     other = configure(target, head, **options | {"data_parallel_size": 2}, all2all_backend="deepep_low_latency")
     assert untouched(other) and "--all2all-backend deepep_low_latency: only" in lines[-1]
 
@@ -255,7 +256,7 @@ def test_kinds_of_targets(name: str, named: str, target: Path, head: Path, monke
     config = configure(target, head)
     vars(config.model_config).pop(name, None)  # a property may be cached
     monkeypatch.setattr(type(config.model_config), name, True)
-    (reason,) = support.unsupported_reasons(config)
+    (reason,) = unsupported_reasons(config)
     assert reason.startswith("target LlamaForCausalLM: ") and named in reason
 
 

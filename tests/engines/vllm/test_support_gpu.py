@@ -13,7 +13,7 @@ from vllm_configs import configure, needs
 from eagle_plugin.selftest.launch import Answer
 from eagle_plugin.selftest.shapes import ModelShape
 from eagle_plugin.selftest.subject import Subject
-from eagle_plugin.vllm import plugin, plugin_config, selftest, support
+from eagle_plugin.vllm import plugin, plugin_config, selftest, support, unsupported
 
 pytestmark = pytest.mark.usefixtures("lines")
 
@@ -29,7 +29,7 @@ def gpu_config(target: Path, head: Path, lines: list[str], monkeypatch: pytest.M
         monkeypatch.setenv("EAGLE_PLUGIN", "force")
         monkeypatch.setattr(vllm_config_module, "HAS_TRITON", True)
         object.__setattr__(made.device_config, "device_type", "cuda")
-        made.parallel_config.worker_cls = support.ENGINE_WORKERS["cuda"]
+        made.parallel_config.worker_cls = unsupported.ENGINE_WORKERS["cuda"]
         made.scheduler_config.async_scheduling = True
         lines.clear()  # that the plugin is switched off
         return made
@@ -52,7 +52,7 @@ def test_a_gpu_is_served(
     config = gpu_config(tensor_parallel_size=2, additional_config={"eagle_plugin": given})
     assert config.use_v2_model_runner
     support.choose_worker(config)
-    assert config.parallel_config.worker_cls == support.WORKERS["cuda"]
+    assert config.parallel_config.worker_cls == unsupported.WORKERS["cuda"]
     assert not config.use_v2_model_runner and config.scheduler_config.async_scheduling is wanted
     assert [line.rpartition(": ")[2][:20] for line in lines] == ["the self-test of the", "trees are served by "]
     (subject,) = asked
@@ -72,7 +72,7 @@ def test_a_gpu_is_served_only_when_asked_for(
     config = gpu_config()
     monkeypatch.setenv("EAGLE_PLUGIN", "1")
     support.choose_worker(config)
-    assert config.parallel_config.worker_cls == support.ENGINE_WORKERS["cuda"] and config.use_v2_model_runner
+    assert config.parallel_config.worker_cls == unsupported.ENGINE_WORKERS["cuda"] and config.use_v2_model_runner
     (line,) = lines
     assert line.endswith("GPUs: no GPU has run the plugin's worker for vLLM yet; EAGLE_PLUGIN=force tries it")
     assert not asked and not plugin_config.is_served(config.speculative_config)
@@ -82,7 +82,7 @@ def test_a_gpu_that_fails_is_left_to_vllm(gpu_config: Any, lines: list[str], mon
     answering(monkeypatch, Answer(["device Tesla T4: compute capability 7.5, at least 8.0 is served"], []))
     config = gpu_config()
     support.choose_worker(config)
-    assert config.parallel_config.worker_cls == support.ENGINE_WORKERS["cuda"] and config.use_v2_model_runner
+    assert config.parallel_config.worker_cls == unsupported.ENGINE_WORKERS["cuda"] and config.use_v2_model_runner
     assert not plugin_config.is_served(config.speculative_config) and config.scheduler_config.async_scheduling
     assert lines == [f"{lines[0].partition(': ')[0]}: eagle3 is served by vLLM's own worker: device Tesla T4: compute "
                      "capability 7.5, at least 8.0 is served"]  # fmt: skip
@@ -100,9 +100,9 @@ def test_a_gpu_that_fails_is_left_to_vllm(gpu_config: Any, lines: list[str], mon
 )
 def test_what_a_gpu_does_not_serve(change: Any, named: str, gpu_config: Any) -> None:
     config = gpu_config()
-    assert support.unsupported_reasons(config) == []
+    assert unsupported.unsupported_reasons(config) == []
     change(config)
-    (reason,) = support.unsupported_reasons(config)
+    (reason,) = unsupported.unsupported_reasons(config)
     assert reason.startswith(named)
 
 
@@ -131,7 +131,7 @@ def test_the_record_of_a_round_is_of_one_way_to_run_it(
 def test_what_a_gpu_does_not_serve_by_variable(name: str, gpu_config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     config = gpu_config()
     monkeypatch.setenv(name, "1")
-    (reason,) = support.unsupported_reasons(config)
+    (reason,) = unsupported.unsupported_reasons(config)
     assert reason.startswith(f"{name}: ")
 
 
@@ -140,4 +140,4 @@ def test_modes_of_graphs_that_leave_attention_out(mode: str, gpu_config: Any) ->
     """vLLM makes PIECEWISE or NONE of them, since our backend is in no graph."""
     config = gpu_config()
     object.__setattr__(config.compilation_config, "cudagraph_mode", CUDAGraphMode[mode])
-    assert support.unsupported_reasons(config) == []
+    assert unsupported.unsupported_reasons(config) == []

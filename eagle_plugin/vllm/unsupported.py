@@ -1,0 +1,121 @@
+"""Why the plugin's worker does not serve a configuration of vLLM, each reason with its sentence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from eagle_plugin.vllm.block_support import unlisted_by_v1, unserved_heads
+from eagle_plugin.vllm.cache_dtypes import FLOAT8
+from eagle_plugin.vllm.gpu import unsupported_on_gpu
+from eagle_plugin.vllm.kv_connectors import unserved_connectors
+from eagle_plugin.vllm.latent_limits import unserved_latent
+from eagle_plugin.vllm.parallel_support import unserved_ranks
+
+# By the kind of device: vLLM's own worker, and ours.
+ENGINE_WORKERS = {"cpu": "vllm.v1.worker.cpu_worker.CPUWorker", "cuda": "vllm.v1.worker.gpu_worker.Worker"}
+WORKERS = {
+    "cpu": "eagle_plugin.vllm.cpu_worker.TreeCPUWorker",
+    "cuda": "eagle_plugin.vllm.worker.TreeWorker",
+}
+# Targets with linear layers that our worker computes.
+GATED_DELTA_NETS = (
+    "Qwen3NextForCausalLM",
+    "Qwen3_5ForCausalLM",
+    "Qwen3_5ForConditionalGeneration",
+    "Qwen3_5MoeForCausalLM",
+    "Qwen3_5MoeForConditionalGeneration",
+)
+
+
+def unsupported_reasons(vllm_config: Any) -> list[str]:
+    """Why our worker does not support this ``VllmConfig``; empty when it does."""
+    device_type = vllm_config.device_config.device_type
+    if device_type not in WORKERS:
+        return [f"--device {device_type}: only CPUs and NVIDIA GPUs are served"]
+    speculative, parallel = vllm_config.speculative_config, vllm_config.parallel_config
+    model = vllm_config.model_config
+    name = model.architectures[0]
+    checks: tuple[tuple[bool, str], ...] = (
+        (
+            parallel.worker_cls != ENGINE_WORKERS[device_type],
+            f"--worker-cls {parallel.worker_cls}: it is not vLLM's own",
+        ),
+        *unserved_ranks(vllm_config),
+        (speculative.disable_padded_drafter_batch, "disable_padded_drafter_batch: trees are drafted in padded batches"),
+        (
+            speculative.rejection_sample_method not in ("standard", "synthetic"),
+            f"rejection_sample_method {speculative.rejection_sample_method}: it belongs to vLLM's chains",
+        ),
+        (speculative.use_heterogeneous_vocab, "use_heterogeneous_vocab: it belongs to vLLM's chains"),
+        (speculative.use_local_argmax_reduction, "use_local_argmax_reduction: it belongs to vLLM's chains"),
+        (
+            not isinstance(vllm_config.additional_config, dict),
+            f"additional_config: it is {type(vllm_config.additional_config).__name__}, only a dictionary is served",
+        ),
+        *_unserved_caches(vllm_config),
+        *unserved_latent(vllm_config),
+        (
+            model.is_attention_free or (model.is_hybrid and name not in GATED_DELTA_NETS),
+            f"target {name}: state-space layers are not served yet",
+        ),
+        (model.is_hybrid and vllm_config.cache_config.use_replayssm, "--use-replayssm: it is of vLLM's own layers"),
+        (
+            (model.is_hybrid or model.use_mla) and vllm_config.kv_transfer_config is not None,
+            f"--kv-transfer-config: it is not served with target {name} yet",
+        ),
+        (model.is_encoder_decoder, f"target {name}: encoder-decoder models are not served"),
+        (
+            model.is_mm_prefix_lm,  # False where the flags allow text only
+            f"target {name}: its images attend in both directions, which is not served yet; with "
+            "--language-model-only its texts are",
+        ),
+        *unserved_heads(vllm_config),
+    )
+    reasons = [why for found, why in checks if found] + unserved_connectors(vllm_config.kv_transfer_config)
+    reasons = reasons or _needing_v2(vllm_config)  # which names some of them again
+    if device_type == "cuda":
+        reasons += unsupported_on_gpu(vllm_config)
+    return reasons
+
+
+def _unserved_caches(vllm_config: Any) -> tuple[tuple[bool, str], ...]:
+    """What holds of the caches of keys and values that our attention does not read, each with its sentence."""
+    cache, model, speculative = vllm_config.cache_config, vllm_config.model_config, vllm_config.speculative_config
+    named, own, draft = cache.cache_dtype, str(model.dtype).removeprefix("torch."), speculative.kv_cache_dtype
+    scheme = (getattr(model.hf_config, "quantization_config", None) or {}).get("kv_cache_scheme") or {}
+    return (
+        (
+            named not in ("auto", own, *FLOAT8),
+            f"--kv-cache-dtype {named}: only the model's own dtype and {', '.join(FLOAT8)} are served",
+        ),
+        (
+            draft not in (None, named),
+            f"kv_cache_dtype {draft} of the head: only that of the target, {named}, is served",
+        ),
+        (
+            bool(cache.kv_cache_dtype_skip_layers),
+            "--kv-cache-dtype-skip-layers: caches of several dtypes are not served yet",
+        ),
+        (
+            named in FLOAT8 and scheme.get("strategy") == "attn_head",
+            f"target {model.architectures[0]}: scales per head of its KV cache are not served yet, one per layer is",
+        ),
+        (
+            named in FLOAT8 and model.is_hybrid,
+            f"--kv-cache-dtype {named}: it is not served with target {model.architectures[0]} yet",
+        ),
+    )
+
+
+def _needing_v2(vllm_config: Any) -> list[str]:
+    """What vLLM has in its V2 model runner only and ours do not serve, whichever they are made of."""
+    model = vllm_config.model_config
+    checks = (
+        (vllm_config.attention_config.hisparse_config is not None, "HiSparse"),
+        (vllm_config.watermark_config is not None, "watermarking"),
+        (vllm_config.aux_output_config.enabled, "auxiliary outputs"),
+        (model.return_sampling_mask, "--return-sampling-mask"),
+        (model.enable_trace_replay, "--enable-trace-replay"),
+    )
+    found = [what for holds, what in checks if holds] + unlisted_by_v1(vllm_config)
+    return [f"{what}: it is not served yet, vLLM has it in its V2 model runner only" for what in found]
