@@ -84,14 +84,27 @@ def test_trees_of_other_drafters(case: str, tmp_path: Path) -> None:
     check_trees(random_pair(tmp_path / "models", **options), tmp_path / "server", **environment)
 
 
+def known_pair(folder: Path) -> Pair:
+    """A drafter whose Markov head knows the target nearly, and whose layers say nothing."""
+    target = bigram_target(folder / "target")
+    lend_tables(target, kept := spoken(target))
+    return Pair(target, dspark_head(folder / "head", target, kept, wrong=1.0, own_tables=False, block=BLOCK))
+
+
+@MATRIX
+def test_bfloat16(tmp_path: Path) -> None:
+    """The default, with int8 copies of the drafter's weights: drafts are accepted as well."""
+    target, head = known_pair(tmp_path)
+    with serving([tiny_spec(target, head, SHAPE, dtype="bfloat16", **DSPARK)], tmp_path) as (server,):
+        assert accept_length(ask(server, PROMPTS, {"temperature": 0, "max_new_tokens": LENGTH})) > 1.3
+
+
 @MATRIX
 @pytest.mark.parametrize("way", ["ahead", "captured"])
 def test_a_drafter_that_knows_the_target(way: str, tmp_path: Path) -> None:
     """By its Markov head alone: drafts are accepted, greedy text and the distribution of sampled text stay, and a
     verifier that accepts every draft is found out."""
-    target = bigram_target(tmp_path / "target")
-    lend_tables(target, kept := spoken(target))
-    head = dspark_head(tmp_path / "head", target, kept, wrong=1.0, own_tables=False, block=BLOCK)
+    target, head = known_pair(tmp_path)
     setting = {"temperature": 1.0}
     expected = sample(target, PROMPT, setting, 4 * REQUESTS, 4, seed=1).numpy()
     wanted = [greedy_ids(target, prompt, LENGTH, {}) for prompt in PROMPTS]

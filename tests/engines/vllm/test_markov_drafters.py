@@ -178,6 +178,15 @@ def test_greedy_text_is_that_of_plain_decoding(setting: str, known: Known) -> No
 
 
 @MATRIX
+def test_bfloat16(known: Known) -> None:
+    """The default, with int8 copies of the drafter's weights: drafts are accepted as well."""
+    with engine(known.target, known.head, **TREES, dtype="bfloat16") as llm:
+        generate(llm, make_prompts(8), max_tokens=TEXT)
+        assert type(runner(llm).drafter.model.model.markov_head.markov_w2.quant_method).__name__ == "Int8Method"
+        assert accept_length(llm) > 1.5
+
+
+@MATRIX
 def test_a_drafter_that_knows_the_target_is_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every draft is accepted, although all nodes of a level have the same row: by their own tokens."""
     target = markov_target(tmp_path / "target", vocab=WIDTH)
