@@ -12,6 +12,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from eagle_plugin.heads.draft_head import DraftHead
+from eagle_plugin.heads.files import HeadError
 from eagle_plugin.learning.train.batches import Batch
 from eagle_plugin.learning.train.blocks import BlockPass, sample_blocks
 from eagle_plugin.learning.train.parallel import MaskedRows, ParallelPass, sample_masked_rows
@@ -192,3 +194,10 @@ METHODS = {
     "parallel": ParallelDrafting(),
     "blocks": BlockDrafting(),
 }
+
+
+def method_of(head: DraftHead) -> TrainingTimeTest:
+    """How a head learns. Raises HeadError where heads of its kind are not trained."""
+    if head.spec.objective is None:
+        raise HeadError(f"a head of kind {head.kind} is not trained here yet; name another kind, or another head")
+    return METHODS[head.spec.objective]

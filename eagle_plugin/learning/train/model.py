@@ -16,7 +16,7 @@ from eagle_plugin.heads.target_files import TargetFiles
 from eagle_plugin.learning.data.store.features import Readout
 from eagle_plugin.learning.data.vocabulary import load_draft_vocabulary
 from eagle_plugin.learning.train.distributed import gather_whole, scatter_like
-from eagle_plugin.learning.train.methods import METHODS, ObjectiveSettings
+from eagle_plugin.learning.train.methods import ObjectiveSettings, method_of
 from eagle_plugin.learning.train.objectives import Objective
 from eagle_plugin.learning.train.recipe import TrainError, TrainRecipe
 
@@ -91,12 +91,10 @@ def make_objective(settings: TrainRecipe, head: DraftHead, readout: Readout, dev
     """The objective of the first phase on a device; readout: of the target, in any dtype.
 
     Raises:
-        TrainError: heads of this kind are not trained; the head's window or block does not fit the draft steps, or the
-            recipe's loss has keys of others.
+        HeadError: heads of this kind are not trained.
+        TrainError: the head's window or block does not fit the draft steps, or the recipe's loss has keys of others.
     """
-    if head.spec.objective is None:
-        raise TrainError(f"a head of kind {head.kind} is not trained here yet; name another kind, or another head")
-    method = METHODS[head.spec.objective]
+    method = method_of(head)
     if head.window is not None and head.window <= settings.depths:
         raise TrainError(
             f"the head sees {head.window} keys and a phase has {settings.depths} draft steps, wanted a window of more "

@@ -21,7 +21,7 @@ from eagle_plugin.heads.draft_head import DraftHead
 from eagle_plugin.learning.data.store.features import Readout
 from eagle_plugin.learning.train.batches import Batch, weigh_chains
 from eagle_plugin.learning.train.loss import RowScores, StepRows, vocabulary_loss
-from eagle_plugin.learning.train.methods import METHODS, BatchPlan, Drafts, ObjectiveSettings
+from eagle_plugin.learning.train.methods import BatchPlan, Drafts, ObjectiveSettings, method_of
 from eagle_plugin.learning.train.teacher import Teacher
 from eagle_plugin.learning.train.unroll import lm_head_input
 
@@ -56,8 +56,7 @@ class Objective(nn.Module):
         self.head = head
         self.settings = settings
         self.readout = readout
-        assert head.spec.objective is not None
-        self.method = METHODS[head.spec.objective]
+        self.method = method_of(head)
         if head.own_lm_head is not None:
             head.own_lm_head.requires_grad_(settings.train_lm_head)
         self._teacher: tuple[tuple[object, ...], Teacher] | None = None

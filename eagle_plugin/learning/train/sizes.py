@@ -26,7 +26,7 @@ from eagle_plugin.heads.new_config import NORM_KEYS, new_head_config, window_key
 from eagle_plugin.heads.target_files import TargetShape
 from eagle_plugin.heads.target_table import choose_kind
 from eagle_plugin.learning.train.loss import CHUNK, TILE
-from eagle_plugin.learning.train.methods import METHODS, ParallelDrafting
+from eagle_plugin.learning.train.methods import ParallelDrafting, method_of
 from eagle_plugin.learning.train.recipe import HeadSettings, TrainRecipe
 from eagle_plugin.models import head_folder
 
@@ -184,7 +184,7 @@ class _Rows:
     def __init__(
         self, settings: TrainRecipe, head: DraftHead, document: float, responses: float, processes: int
     ) -> None:
-        self._settings, self._method = settings, METHODS[head.spec.objective]
+        self._settings, self._method = settings, method_of(head)
         self._blocks = head.block_size is not None
         self._document, self._responses, self._processes = document, responses, processes
 
