@@ -9,6 +9,7 @@ import pytest
 pytest.importorskip("sglang")
 import dflash_models
 from doctor_verdicts import sglang_flags, sglang_verdicts
+from dspark_models import tiny_dspark
 from tiny_models import tiny_llama
 
 from eagle_plugin.core.shape import Shape
@@ -21,11 +22,13 @@ pytestmark = pytest.mark.slow  # SGLang is imported twice
 def commands(tiny_target: Path, tiny_eagle3: Path, tiny_eagle2: Path, tmp_path_factory) -> dict[str, list[str]]:
     other = tiny_llama(tmp_path_factory.mktemp("other"), hidden=96, heads=6, kv_heads=2)
     drafter = dflash_models.tiny_dflash(tmp_path_factory.mktemp("drafter") / "drafter", tiny_target)
+    markov = tiny_dspark(tmp_path_factory.mktemp("markov") / "markov", tiny_target)
     shape = ["--speculative-num-steps", "3", "--speculative-eagle-topk", "2", "--speculative-num-draft-tokens", "6"]
     return {
         "served": sglang_flags(tiny_target, tiny_eagle3, "EAGLE3", *shape),
         "eagle2": sglang_flags(tiny_target, tiny_eagle2, "EAGLE"),
         "block drafter": sglang_flags(tiny_target, drafter, "DFLASH"),
+        "Markov head": sglang_flags(tiny_target, markov, "DSPARK"),
         "flag": sglang_flags(tiny_target, tiny_eagle3, "EAGLE3", "--speculative-accept-threshold-single", "0.9"),
         "plain": sglang_flags(tiny_target, None, None),
         "draft model": sglang_flags(tiny_target, tiny_target, "STANDALONE"),
@@ -42,7 +45,8 @@ def commands(tiny_target: Path, tiny_eagle3: Path, tiny_eagle2: Path, tmp_path_f
 def test_verdicts(commands: dict[str, list[str]], tiny_eagle3: Path) -> None:
     found = dict(zip(commands, sglang_verdicts(list(commands.values())), strict=True))
     serves = {name: one.serves for name, one in found.items()}
-    assert [serves.pop(name) for name in ("served", "eagle2", "block drafter")] == ["plugin"] * 3
+    assert [serves.pop(name) for name in ("served", "eagle2", "block drafter", "Markov head")] == ["plugin"] * 4
+    assert found["Markov head"].sentence == plugin_serves("DSPARK", Shape(8, 4, 9), "native")
     assert [serves.pop(name) for name in ("flag", "draft model", "plain")] == ["engine", "engine", "plain"]
     assert set(serves.values()) == {"nobody"}
 
