@@ -265,10 +265,10 @@ def test_a_step_where_the_head_lists_nothing_is_counted() -> None:
 
 
 def test_the_path_alone_is_a_chain_of_the_steps_that_were_taken() -> None:
-    texts = [[1, 2, 3, 4, 1, 2], [1, 2, 3, 4, 5, 6]]
-    history, rows = history_of(texts, 32, 3), torch.tensor([1, 2])
+    histories = [[1, 2, 3, 4, 1, 2], [1, 2, 3, 4, 5, 6]]
+    history, rows = history_of(histories, 32, 3), torch.tensor([1, 2])
     table = new_table(2, 4)
-    look_up(history, table, 1, texts)
+    look_up(history, table, 1, histories)
     found = lookup.path_trees(history, rows, torch.tensor([2, 6]), 5)
     assert found.tokens.tolist() == [[2, 3, 4, 1, 2], [6] * 5]
     assert found.parents.tolist() == [[-1, 0, 1, 2, -1], [-1] * 5]
