@@ -236,7 +236,8 @@ def created(monkeypatch: pytest.MonkeyPatch, reasons: list[str], failed: list[st
     monkeypatch.setattr(selftest, "failed_kernels", lambda given: failed if given is runner else [])
     monkeypatch.setattr(worker, "TreeWorker", Ours)
     monkeypatch.setattr(metrics, "count_rounds", lambda *arguments: None)
-    arguments = SimpleNamespace(speculative_draft_model_path="HEAD", model_path="TARGET")
+    names = {"speculative_draft_model_path": "HEAD", "model_path": "TARGET", "speculative_algorithm": "EAGLE3"}
+    arguments = SimpleNamespace(**names)
     return support.worker_factory("EAGLE3", Engine)(arguments, 0, 1, SimpleNamespace(model_runner=runner))
 
 
