@@ -151,7 +151,6 @@ def look_up(
     prior = history.prior
     ratios = (history.missed[rows] + PRIOR_WEIGHT * prior) / (history.expected[rows] + PRIOR_WEIGHT)
     ratios = ratios.clamp(LEAST_RATIO, 1)
-    table.scores[:, candidates:], table.tokens[:, candidates:], table.parents[:, candidates:] = -torch.inf, 0, -1
     scores, parents = table.scores[:, :candidates].clone(), table.parents[:, :candidates]
 
     current = torch.full((b,), -1, dtype=torch.int64, device=device)  # candidate of the path so far
