@@ -19,7 +19,6 @@ import importlib.machinery
 import importlib.util
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -159,7 +158,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     ]
     drawn = json.loads(subprocess.run(list(map(str, drawing)), check=True, stdout=subprocess.PIPE).stdout)
     mutants = drawn["mutants"]
-    random.Random(options.seed).shuffle(mutants)
     report = options.json or ROOT / f"out/mutation-{options.room}.json"
     report.parent.mkdir(parents=True, exist_ok=True)
     log = report.with_suffix(".log")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from typing import Any, NoReturn
 
 PORTS = range(1, 65536)
@@ -35,6 +36,17 @@ def positive_number(text: str) -> int:
     if not (text.isdecimal() and int(text) > 0):
         raise argparse.ArgumentTypeError(f"{text} is not a whole number above 0")
     return int(text)
+
+
+def positive_real(text: str, what: str = "number") -> float:
+    """A finite number above 0, for the `type` of `add_argument`; what: it is, in the error."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not a {what} above 0")
+    return value
 
 
 def print_table(*rows: tuple[str, Any]) -> None:

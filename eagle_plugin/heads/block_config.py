@@ -18,7 +18,7 @@ ALGORITHM: Final = "DFLASH"
 MARKOV_ALGORITHM: Final = "DSPARK"
 ARCHITECTURE = "DFlashDraftModel"
 MARKOV_ARCHITECTURE = "Qwen3DSparkModel"
-_ARCHITECTURES = {METHOD: ARCHITECTURE, MARKOV: MARKOV_ARCHITECTURE}
+ARCHITECTURES = {METHOD: ARCHITECTURE, MARKOV: MARKOV_ARCHITECTURE}  # that the plugin writes and serves
 
 
 def is_block_drafter(config: dict[str, Any]) -> bool:
@@ -39,12 +39,7 @@ def kind_of(config: dict[str, Any]) -> str | None:
         return named if named in METHODS else None
     if names == ["DSparkDraftModel"] and config.get("model_type") == "qwen3":  # other types are of other layers
         return MARKOV
-    return next((kind for kind, name in _ARCHITECTURES.items() if names == [name]), None)
-
-
-def architecture_of(kind: str) -> str:
-    """The class in config.json of the drafters of a kind that the plugin writes and serves."""
-    return _ARCHITECTURES[kind]
+    return next((kind for kind, name in ARCHITECTURES.items() if names == [name]), None)
 
 
 def options_of(config: dict[str, Any]) -> dict[str, Any]:

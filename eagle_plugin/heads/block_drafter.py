@@ -44,7 +44,6 @@ class Engine(NamedTuple):
     counted: int  # of the block's tokens the flag does not count so many
     reads_tables: bool  # whether its class reads an embedding, an output layer and a draft vocabulary of the drafter
     reads_speculators: bool  # whether it reads the config.json of speculators
-    kinds: tuple[str, ...]  # that our worker serves
 
     def flag(self, kind: str) -> str:
         """With which flag it serves drafters of a kind."""
@@ -63,7 +62,6 @@ VLLM = Engine(
     counted=1,
     reads_tables=True,
     reads_speculators=True,
-    kinds=METHODS,
 )
 SGLANG = Engine(
     name="SGLang",
@@ -73,7 +71,6 @@ SGLANG = Engine(
     counted=0,
     reads_tables=False,
     reads_speculators=False,
-    kinds=METHODS,
 )
 ENGINES = (VLLM, SGLANG)
 
@@ -213,10 +210,10 @@ def _served_kind(head: HeadDescription, options: dict[str, Any], engine: Engine)
     named, names = head.written.get("speculators_model_type"), head.written.get("architectures")
     if named == METHOD and not engine.reads_speculators:
         raise LeftToEngine(f"{folder} has speculators_model_type {named}, which {engine.name} does not read")
-    if (kind := kind_of(head.written)) is None or kind not in engine.kinds:
+    if (kind := kind_of(head.written)) is None:
         raise LeftToEngine(
             f"{folder} has {f'speculators_model_type {named}' if named else f'architectures {names}'}: of the block "
-            f"drafters only {' and '.join(engine.kinds)} are served with trees in {engine.name} yet"
+            f"drafters only {' and '.join(METHODS)} are served with trees in {engine.name} yet"
         )
     count = config.get("num_hidden_layers") or 0
     kinds = config.get("layer_types") or []

@@ -10,11 +10,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from eagle_plugin.heads.aux_layers import KEY as AUX_IDS
+from eagle_plugin.heads.block_config import METHODS as BLOCK_METHODS
 from eagle_plugin.heads.contents import is_zero
 from eagle_plugin.heads.description import HeadDescription
 from eagle_plugin.heads.files import HeadError, LeftToEngine, StoredTensor, canonical_name
 from eagle_plugin.heads.other_layouts import computed, find_part, switches
 
+METHODS = ("eagle", "eagle3", *BLOCK_METHODS)  # of --speculative-config, that our worker serves
 EAGLE = ("EagleLlamaForCausalLM",)
 EAGLE3 = (
     "Eagle3LlamaForCausalLM",

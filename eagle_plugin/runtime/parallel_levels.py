@@ -8,13 +8,14 @@ Markov head (DSpark) the forward gives a state per level, and each node's list d
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from eagle_plugin.core.shape import Levels, Shape
 from eagle_plugin.core.tree import Frontier, chain_ancestors
+from eagle_plugin.heads.block_config import first_row, levels_of_block, mask_token_of
 from eagle_plugin.runtime.round import HeadForward, HeadState, LevelRows, LevelSource, RecurrentLevels, TopM
 
 
@@ -41,6 +42,16 @@ class Block(NamedTuple):
     mask: int  # the token of the masks
     rows: int  # of the block, the root's included
     first: int = 1  # the row that lists level 1: the first mask's, or 0, the root's own
+
+    @classmethod
+    def of(cls, config: dict[str, Any], draft_tokens: int) -> Block:
+        """That of a drafter with this config.json where a round drafts so many tokens.
+
+        It has a row per drafted token, and one for the root where that lists nothing, as the engines' own drafting has,
+        but no more than the drafter was trained for: wider trees need no longer block.
+        """
+        first = first_row(config)
+        return cls(mask_token_of(config), first + levels_of_block(config, draft_tokens), first)
 
 
 class BlockRows(NamedTuple):

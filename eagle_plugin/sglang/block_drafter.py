@@ -20,7 +20,7 @@ from sglang.srt.speculative.draft_worker_common import make_draft_input_v2
 from torch import Tensor
 
 from eagle_plugin.core.verify import Accepted
-from eagle_plugin.heads.block_config import MARKOV, first_row, kind_of, levels_of_block, mask_token_of
+from eagle_plugin.heads.block_config import MARKOV, kind_of
 from eagle_plugin.kernels.accepted_path import AcceptedPath
 from eagle_plugin.runtime.parallel_levels import Block, BlockRows, HeadLevels, MarkovLevels, block_of, block_state
 from eagle_plugin.runtime.round import HeadState, LevelSource, TopM
@@ -54,8 +54,7 @@ class BlockDrafter(TreeDrafter):
         self.topk = 0  # nothing is listed before a round begins
         model = self.draft_runner.model
         config = model.config.to_dict()
-        width, first = int(get_spec().speculative_num_draft_tokens), first_row(config)
-        block = Block(mask_token_of(config), first + levels_of_block(config, width - 1), first)
+        block = Block.of(config, int(get_spec().speculative_num_draft_tokens) - 1)
         after = self._logits_after if kind_of(config) == MARKOV else None
         self.levels = HeadLevels(block=block, in_draft=True, after=after)
         self._is_causal = all(layer.self_attn.attn.attn_type == AttentionType.DECODER for layer in model.layers)

@@ -7,11 +7,10 @@ from typing import Any
 
 from eagle_plugin.common.errors import UserError
 from eagle_plugin.core.shape import MAX_WIDTH
-from eagle_plugin.heads.block_config import ALGORITHM, ARCHITECTURE, MARKOV_ALGORITHM, MARKOV_ARCHITECTURE
+from eagle_plugin.heads.block_config import ALGORITHM, ARCHITECTURES, MARKOV_ALGORITHM
 from eagle_plugin.runtime.startup import SWITCH, StartRefused, forced
 
 GPUS_ONLY = "SGLang's own worker serves block drafters on GPUs only"
-ARCHITECTURES = (ARCHITECTURE, MARKOV_ARCHITECTURE)
 _NOT_YET = "it is not served with block drafters yet"
 
 
@@ -51,8 +50,8 @@ def unsupported_block_drafters(arguments: Any, server_args: Any, target_runner: 
 
     reasons, config = unsupported_block_flags(arguments, server_args), target_runner.model_config
     head = target_runner.spec_aux_config.draft_model_config.hf_config.architectures[0]
-    if head not in ARCHITECTURES:
-        reasons.append(f"block drafter {head}: only {' and '.join(ARCHITECTURES)} are served yet")
+    if head not in ARCHITECTURES.values():
+        reasons.append(f"block drafter {head}: only {' and '.join(ARCHITECTURES.values())} are served yet")
     if mambaish_config(config) is not None or config.is_multimodal:
         reasons.append(f"target {config.hf_config.architectures[0]}: {_NOT_YET}")
     return reasons

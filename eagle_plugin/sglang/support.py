@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from eagle_plugin.core.shape import MAX_WIDTH
+from eagle_plugin.heads.block_config import ARCHITECTURES
 from eagle_plugin.heads.files import HeadError
 from eagle_plugin.kernels import loader
 from eagle_plugin.runtime.collect_start import check_collecting
@@ -20,7 +21,7 @@ from eagle_plugin.runtime.startup import LEFT, StartRefused, engine_serves, plug
 from eagle_plugin.runtime.synthetic import WARNING, source_of
 from eagle_plugin.sglang.adapters import unsupported_adapters
 from eagle_plugin.sglang.block_flags import asked_algorithm
-from eagle_plugin.sglang.block_support import ARCHITECTURES, refuse_on_a_cpu, unsupported_block_drafters, worker_class
+from eagle_plugin.sglang.block_support import refuse_on_a_cpu, unsupported_block_drafters, worker_class
 from eagle_plugin.sglang.caches import NAMES, cache_dtypes, unsupported_cache
 from eagle_plugin.sglang.draft_classes import HEAD_ARCHITECTURES
 from eagle_plugin.sglang.parallel_support import unsupported_flags_beside, unsupported_models_beside
@@ -127,7 +128,7 @@ def unsupported_models(target_runner: Any, draft_architecture: str) -> list[str]
         reasons.append(f"target {name}: linear-attention and state-space layers are not served yet")
     if config.is_encoder_decoder:
         reasons.append(f"target {name}: encoder-decoder models are not served")
-    is_block = draft_architecture in ARCHITECTURES and target_runner.spec_algorithm.is_dflash()
+    is_block = draft_architecture in ARCHITECTURES.values() and target_runner.spec_algorithm.is_dflash()
     if not is_block and draft_architecture not in HEAD_ARCHITECTURES:
         reasons.append(f"draft head {draft_architecture}: not one of {', '.join(HEAD_ARCHITECTURES)}")
     if type(target_runner.sampler).__name__ != "Sampler":

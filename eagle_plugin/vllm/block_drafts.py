@@ -18,28 +18,16 @@ from vllm import _custom_ops
 from vllm.forward_context import set_forward_context
 
 from eagle_plugin.core.shape import Shape
-from eagle_plugin.heads.block_config import MARKOV, first_row, kind_of, mask_token_of
+from eagle_plugin.heads.block_config import MARKOV, kind_of
 from eagle_plugin.runtime.parallel_levels import Block, BlockRows, HeadLevels, block_of, block_state
 from eagle_plugin.runtime.round import HeadState, TreeRows, top_m_of
 from eagle_plugin.vllm.attention import Rows, TreeMetadata
-from eagle_plugin.vllm.block_support import levels_of_drafter
 from eagle_plugin.vllm.deferred_extend import DeferredRows
 from eagle_plugin.vllm.draft_tables import without_whole_tables
 from eagle_plugin.vllm.draft_weights import int8_weights
 from eagle_plugin.vllm.head_forwards import ExtendBatch, HeadForwards, PathBatch
 from eagle_plugin.vllm.masked_rows import HeadRows
 from eagle_plugin.vllm.ranks import tokens_of_engines
-
-
-def configured_block(speculative_config: Any) -> Block:
-    """The block of the drafter of a vLLM ``SpeculativeConfig``.
-
-    It has a row per drafted token, and one for the root where that lists nothing, as vLLM's own drafting has, but no
-    more than the drafter was trained for: wider trees need no longer block.
-    """
-    config = speculative_config.draft_model_config.hf_config.to_dict()
-    first = first_row(config)
-    return Block(mask_token_of(config), first + levels_of_drafter(speculative_config), first)
 
 
 class BlockForwards(HeadForwards):
@@ -51,8 +39,8 @@ class BlockForwards(HeadForwards):
         """The head, by vLLM's own `load`."""
         with without_whole_tables(), int8_weights(self.device.type):
             model = load()
-        block = configured_block(self.speculative_config)
         config = self.speculative_config.draft_model_config.hf_config.to_dict()
+        block = Block.of(config, self.speculative_config.num_speculative_tokens)
         after = self._logits_after if kind_of(config) == MARKOV else None
         self.levels, self.block_rows = HeadLevels(block=block, after=after), block.rows
         self._is_causal = all(model.get_draft_attn_causal())

@@ -5,17 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from eagle_plugin.heads.block_config import (
+    ARCHITECTURES,
     MARKOV,
     METHOD,
     METHODS,
-    architecture_of,
     kind_of,
     levels_of_block,
     options_of,
 )
 from eagle_plugin.heads.vllm_classes import SERVED
-
-SERVED_BLOCKS = tuple(architecture_of(kind) for kind in METHODS)
 
 
 def unserved_heads(vllm_config: Any) -> tuple[tuple[bool, str], ...]:
@@ -27,8 +25,8 @@ def unserved_heads(vllm_config: Any) -> tuple[tuple[bool, str], ...]:
     name = model.architectures[0]
     return (
         (
-            draft.architecture not in SERVED_BLOCKS,
-            f"block drafter {draft.architecture}: only {' and '.join(SERVED_BLOCKS)} are served yet",
+            draft.architecture not in ARCHITECTURES.values(),
+            f"block drafter {draft.architecture}: only {' and '.join(ARCHITECTURES.values())} are served yet",
         ),
         (
             vllm_config.speculative_config.dspark_draft_topk is not None,

@@ -10,7 +10,7 @@ import os
 from typing import Any
 
 from eagle_plugin.core.shape import Shape
-from eagle_plugin.heads import block_config
+from eagle_plugin.heads.vllm_classes import METHODS
 from eagle_plugin.kernels import loader
 from eagle_plugin.runtime.head_costs import Launch, costs_of
 from eagle_plugin.runtime.startup import engine_serves, plugin_serves
@@ -27,7 +27,6 @@ from eagle_plugin.vllm import version
 from eagle_plugin.vllm.cache_dtypes import FLOAT8
 
 LOGGER = "vllm.eagle_plugin"
-METHODS = ("eagle", "eagle3", *block_config.METHODS)  # as `support.METHODS`, which imports more
 
 
 def judge(arguments: list[str], lines: LogLines) -> Verdict:

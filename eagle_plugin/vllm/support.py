@@ -15,6 +15,7 @@ from eagle_plugin.heads.block_drafter import block_warnings, describe_block
 from eagle_plugin.heads.description import read_head
 from eagle_plugin.heads.files import HeadError, LeftToEngine
 from eagle_plugin.heads.manifest import trained_depths
+from eagle_plugin.heads.vllm_classes import METHODS
 from eagle_plugin.heads.vllm_rules import check_head, count_aux
 from eagle_plugin.policy.chooser import policy_mode
 from eagle_plugin.policy.log import log_seconds
@@ -41,7 +42,6 @@ from eagle_plugin.vllm.unsupported import WORKERS, unsupported_reasons
 
 logger = logging.getLogger("vllm.eagle_plugin")
 
-METHODS = ("eagle", "eagle3", *block_config.METHODS)
 LINEAR_OPERATOR = "eagle_plugin::gated_delta_trees"  # of `linear_attention.py`
 _logged: set[str] = set()
 

@@ -13,7 +13,7 @@ from eagle_plugin.common.atomic_io import write_output
 from eagle_plugin.common.command_end import importing
 from eagle_plugin.common.command_line import Parser, print_table
 from eagle_plugin.common.progress import progress_bar
-from eagle_plugin.heads.block_config import METHOD, architecture_of, is_block_drafter, kind_of
+from eagle_plugin.heads.block_config import ARCHITECTURES, METHOD, is_block_drafter, kind_of
 from eagle_plugin.heads.block_drafter import ENGINES, SGLANG, BlockInfo, Engine, block_warnings, describe_block
 from eagle_plugin.heads.checkpoint import HeadInfo, check_head
 from eagle_plugin.heads.files import HeadError, LeftToEngine, read_config
@@ -109,7 +109,7 @@ def _print_block_drafter(target: Path, head: Path, arguments: argparse.Namespace
         *served,
         (
             "architecture",
-            f"{architecture_of(info.kind)}, {info.num_layers} layer(s), hidden size {info.hidden_size}",
+            f"{ARCHITECTURES[info.kind]}, {info.num_layers} layer(s), hidden size {info.hidden_size}",
         ),
         ("block", block),
         ("mask token", info.mask_token),

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
-import math
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 
 from eagle_plugin.bench.choices import resolve_target
 from eagle_plugin.bench.servers import ServerError
-from eagle_plugin.common.command_line import Parser
+from eagle_plugin.common.command_line import Parser, positive_real
 from eagle_plugin.learning.jobs.jobs_command import ACTIONS, run_action
 from eagle_plugin.learning.jobs.recipe import JobError, read_job
 from eagle_plugin.learning.jobs.runner import check_until, run_job
@@ -39,16 +38,6 @@ What a recipe will take, before anything is downloaded or computed:
 """
 
 
-def _minutes(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} is not a number of minutes above 0")
-    return value
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a job; returns 0, raises UserError for anything refused."""
     args = list(sys.argv[1:] if argv is None else argv)
@@ -69,7 +58,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--until", metavar="STAGE", help="stop after the stage whose name starts with STAGE")
     parser.add_argument("--data", type=Path, metavar="DIR", help="folder for prompts, answers and features (--out)")
     parser.add_argument(
-        "--minutes", type=_minutes, metavar="M", help="train for M minutes in all, not for the recipe's budget"
+        "--minutes",
+        type=partial(positive_real, what="number of minutes"),
+        metavar="M",
+        help="train for M minutes in all, not for the recipe's budget",
     )
     options = parser.parse_args(args)
     console = Console(stderr=True)

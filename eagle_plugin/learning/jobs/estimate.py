@@ -144,7 +144,7 @@ def _store(job: JobFile, asked: Asked, layout: Manifest) -> StoreSizes:
     if count is None:
         raise JobError("the recipe does not say how many dialogues there are; give their number with --dialogues")
     count += job.recorded.count if job.recorded else 0
-    longest = job.traffic.max_tokens if job.traffic else job.generate.max_tokens
+    longest = (job.traffic or job.generate).max_tokens
     return sizes_of_average(count, asked.prompt_tokens, asked.answer_tokens or longest, layout)
 
 
@@ -161,9 +161,9 @@ def _data(store: StoreSizes, asked: Asked) -> list[Stat]:
 def _target(job: JobFile, target: TargetSizes, store: StoreSizes, asked: Asked) -> list[Stat]:
     prompts = store.tokens - store.response_tokens
     rows = max(1, store.documents)
-    clients = min(job.traffic.concurrency if job.traffic else job.generate.concurrency, rows)
-    longest = job.traffic.max_tokens if job.traffic else job.generate.max_tokens
-    cache = clients * (prompts / rows + longest) * target.cache_bytes
+    answers = job.traffic or job.generate
+    clients = min(answers.concurrency, rows)
+    cache = clients * (prompts / rows + answers.max_tokens) * target.cache_bytes
     flops = target.forward_flops(store.tokens, store.tokens / rows / 2) + target.readout_flops(store.response_tokens)
     # Each round of all clients reads the weights once, and each token the keys and values before it.
     context = (prompts + store.response_tokens / 2) / rows

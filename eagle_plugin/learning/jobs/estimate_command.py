@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from eagle_plugin.common.command_line import positive_number
+from eagle_plugin.common.command_line import positive_number, positive_real
 from eagle_plugin.common.devices import check_device, default_device, fast_dtype
 from eagle_plugin.common.recipes import read_yaml
 from eagle_plugin.learning.jobs.job_file import parse_job
@@ -49,8 +48,8 @@ def add_estimate_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--rows", type=Path, metavar="FILE", help="token rows that are there: count these")
     parser.add_argument("--devices", type=positive_number, default=1, metavar="N", help="that share the work (1)")
-    parser.add_argument("--tflops", type=_speed, metavar="X", help="10^12 operations per second of a device")
-    parser.add_argument("--bandwidth", type=_speed, metavar="X", help="GB per second of a device's memory")
+    parser.add_argument("--tflops", type=positive_real, metavar="X", help="10^12 operations per second of a device")
+    parser.add_argument("--bandwidth", type=positive_real, metavar="X", help="GB per second of a device's memory")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="kind of the devices (default: as here)")
     parser.add_argument("--known-targets", action="store_true", help="print bytes per token of known targets, and end")
     parser.add_argument("--json", action="store_true", help="print all stats as JSON")
@@ -124,16 +123,6 @@ def _per_second(call: Callable[[], object], device: str) -> float:
             torch.cuda.synchronize()
         count += 1
     return count / spent
-
-
-def _speed(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
-    return value
 
 
 def _shown(value: float, unit: str) -> str:
