@@ -87,9 +87,11 @@ def test_what_the_v2_runner_does_not_serve_is_left_to_v1(
 ) -> None:
     monkeypatch.setattr(vllm_config_module, "HAS_TRITON", True)
     monkeypatch.setenv("EAGLE_VLLM_RUNNER", "v2")
-    made = configure(target, head, enable_lora=True)
+    made = configure(target, head, kv_sharing_fast_prefill=True)
     assert made.parallel_config.worker_cls == unsupported.WORKERS["cpu"] and not made.use_v2_model_runner
-    assert lines == ["eagle-plugin: --enable-lora: trees are served by vLLM's V1 model runner, not by V2 yet"]
+    assert lines == [
+        "eagle-plugin: --kv-sharing-fast-prefill: trees are served by vLLM's V1 model runner, not by V2 yet"
+    ]
 
 
 def test_an_unknown_runner_is_one_sentence(target: Path, head: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,6 +36,11 @@ def test_requests_with_different_drafts(tmp_path: Path) -> None:
         ("features", "reference and not shift"),
         ("tensor_parallel", "text_of_two_ranks or walked_alike"),
         ("grammar", "not fewer_rounds and not noticed"),  # which replace methods of the V1 runner
+        ("lora", "text_of_adapters"),
+        ("multimodal", "pictures_in_prompts or pictures_and_gated"),
+        ("linear_attention", "under_other_flags or deep_paths"),
+        ("mla", "text_equals"),
+        ("kv_connectors", "head_drafts_on"),
     ],
 )
 @pytest.mark.timeout(1800)
