@@ -109,8 +109,8 @@ mutation: env .venv-mutation/.stamps/packages ## which changes of the sources th
 	@environments/make.sh packages .venv-mutation environments/mutation/requirements.lock
 	@mkdir -p .venv-mutation/.stamps && touch $@
 
-wheel: ## build dist/*.whl: the plugin for both engines, and compat/sglang-cpu
-	@environments/make.sh wheels dist . compat/sglang-cpu
+wheel: ## build dist/*.whl: the plugin for both engines, its heads, and compat/sglang-cpu
+	@environments/make.sh wheels dist . examples/heads compat/sglang-cpu
 
 package: env ## what is published: sdist, wheel with its true tag, checks, sizes, bills of materials, to dist/
 	$(BIN)/python tools/package.py $(ARGS)

@@ -134,7 +134,7 @@ wheels() { # wheels OUT FOLDER...: one wheel per folder; the wheels of former bu
             showing_libraries "$TOOLS/bin/pip" wheel -v --no-deps --wheel-dir "$out" "$folder"
         fi
     done
-    for folder in "$out"/eagle_plugin*.whl; do
+    for folder in "$out"/eagle_plugin-*.whl; do
         say "$folder, $(du -m "$folder" | cut -f1) MB, compiled:" \
             "$("$PYTHON" -m zipfile -l "$folder" | grep -o 'lib[a-z0-9_]*\.so' | sort -u | xargs || true)"
     done
