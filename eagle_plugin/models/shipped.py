@@ -32,7 +32,7 @@ def heads_folder() -> Path:
         if (place / HEAD / "config.json").is_file():
             return place
     raise ModelError(
-        f"the head {HEAD} comes with the package eagle-plugin-heads, which is not installed; install it "
+        "the heads of SmolLM2-135M-Instruct are in the package eagle-plugin-heads, which is not installed; install it "
         "(pip install eagle-plugin-heads, or examples/heads of the repository), or name a head of yours"
     )
 
