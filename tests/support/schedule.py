@@ -36,6 +36,7 @@ SECONDS = {
     "test_group[sampling]": 162,
     "engines/sglang/test_parallel_heads.py": 145,
     "test_group[families]": 139,
+    "test_group[multimodal]": 90,
     "test_group[ranks]": 138,
     "test_sglang_environment.py": 134,
     "test_group[graphs]": 127,
