@@ -275,9 +275,11 @@ class V2TreeModelRunner(TreeSteps, GPUModelRunner):
         """Whether a request of the step at hand has a LoRA adapter."""
         return self._state is not None and bool(self.lora_state.get_activate_loras(self._state.names))
 
-    def _model_forward(self, input_ids: Tensor, positions: Tensor) -> Any:
+    def _model_forward(self, input_ids: Tensor | None, positions: Tensor, inputs_embeds: Tensor | None = None) -> Any:
         """The target over rows that are no step: the costs of rounds and the self-test ask for it."""
-        return self.model(input_ids=input_ids, positions=positions, intermediate_tensors=None, inputs_embeds=None)
+        return self.model(
+            input_ids=input_ids, positions=positions, intermediate_tensors=None, inputs_embeds=inputs_embeds
+        )
 
 
 def nans_of_requests(logits: Tensor, batch: RoundBatch) -> Tensor:
