@@ -5,7 +5,7 @@
 #   environments/make.sh copied   .venv-vllm environments/torchvision
 #   environments/make.sh overlay  .venv-vllm-next 0.33.0
 #   environments/make.sh wheels   dist . compat/sglang-cpu
-#   environments/make.sh lock sglang            (or vllm, vllm-next, aiperf)
+#   environments/make.sh lock sglang            (or vllm, vllm-next, aiperf, ray)
 # PYTHON names the interpreter; PIP_FIND_LINKS or UV_FIND_LINKS a folder of wheels; EAGLE_NO_UV=1 uses plain pip.
 set -euo pipefail
 
