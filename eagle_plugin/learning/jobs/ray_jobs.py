@@ -79,8 +79,8 @@ def _asked(address: str) -> Iterator[None]:
     try:
         yield
     except (ConnectionError, RuntimeError, ValueError) as error:
-        said = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise JobError(
-            f"--ray {address}: the cluster does not take that ({said}); give the address of its dashboard, as "
+            f"--ray {address}: the cluster does not take that ({reason}); give the address of its dashboard, as "
             "http://HOST:8265"
         ) from error
