@@ -31,12 +31,10 @@ def asked_runner() -> str:
 
 def unserved_by_v2(vllm_config: Any) -> list[str]:
     """What of a vLLM ``VllmConfig`` our V2 runner does not serve and our V1 runner does; empty where it serves all."""
-    parallel = vllm_config.parallel_config
-    shares_experts = parallel.data_parallel_size > 1 and vllm_config.model_config.is_moe
+    model = vllm_config.model_config
+    shares_experts = vllm_config.parallel_config.data_parallel_size > 1 and model.is_moe
     checks = (
-        (shares_experts, f"--data-parallel-size with target {vllm_config.model_config.architectures[0]}"),
-        (parallel.enable_batch_sharded_sampling, "--enable-batch-sharded-sampling"),
-        (vllm_config.cache_config.kv_sharing_fast_prefill, "--kv-sharing-fast-prefill"),
+        (shares_experts, f"--data-parallel-size with target {model.architectures[0]}"),
         ((method := vllm_config.speculative_config.method) in METHODS, f"method {method}"),
     )
     return [what for found, what in checks if found]
