@@ -69,8 +69,8 @@ class TreeSteps:
     _mailbox: HeadMailbox | None = None
     _features: StepFeatures | None = None  # where states are stored
     _lookup_rows: LookupRows | None = None  # where branches are looked up
-    _can_defer: bool  # whether the head may ever read the tokens of a plain step later
-    _defers: bool  # whether it may those of this step
+    _can_defer = True  # whether the head may ever read the tokens of a plain step later
+    _defers = True  # whether it may those of this step
     _verifier: TreeVerifier  # with the caches
     _deferred: DeferredTokens  # the same
 
