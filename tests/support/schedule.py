@@ -119,6 +119,17 @@ def longest_first(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: (-SECONDS.get(groups[item.nodeid], 0), place[groups[item.nodeid]]))
 
 
+def keep_part(items: list[pytest.Item], part: str) -> list[pytest.Item]:
+    """Keep the groups of one part, "K/N", so that several machines or days share a run; returns what was left out."""
+    number, parts = map(int, part.split("/"))
+    assert 1 <= number <= parts, f"--part is {part}, wanted K/N with 1 <= K <= N"
+    groups = dict.fromkeys(group_of(item.nodeid) for item in items)
+    chosen = set(sorted(groups, key=lambda group: (-SECONDS.get(group, 0), group))[number - 1 :: parts])
+    left = [item for item in items if group_of(item.nodeid) not in chosen]
+    items[:] = [item for item in items if group_of(item.nodeid) in chosen]
+    return left
+
+
 def make_scheduler(config: pytest.Config, log: Any) -> Any:
     """The scheduler of pytest-xdist that keeps a group in one worker.
 
