@@ -32,7 +32,7 @@ COMPAT_NATIVE := $(wildcard compat/sglang-cpu/src/eagle_sglang_cpu/csrc/*.cc)
 CALM := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 ARGS ?=
 
-.PHONY: help env env-vllm env-vllm-next env-sglang-before env-aiperf wheel package demo serve test test-fast test-matrix lint format bench bench-peagle loop figures acceptance soak mutation gpu head head-eval contract docs lock clean distclean
+.PHONY: help env env-vllm env-vllm-next env-sglang-before env-aiperf env-ray wheel package demo serve test test-fast test-matrix lint format bench bench-peagle loop figures acceptance soak mutation gpu head head-eval contract docs lock clean distclean
 
 help: ## this text
 	@echo 'eagle-plugin: EAGLE speculative decoding for stock inference engines'
@@ -102,6 +102,12 @@ env-aiperf: .venv-aiperf/.stamps/packages ## make .venv-aiperf, a second load ge
 	@environments/make.sh packages .venv-aiperf environments/aiperf/requirements.lock
 	@mkdir -p .venv-aiperf/.stamps && touch $@
 
+env-ray: .venv-ray/.stamps/packages ## make .venv-ray, a Ray cluster for the tests of `eagle-plugin optimize --ray`
+
+.venv-ray/.stamps/packages: environments/ray/requirements.lock environments/make.sh
+	@environments/make.sh packages .venv-ray environments/ray/requirements.lock
+	@mkdir -p .venv-ray/.stamps && touch $@
+
 mutation: env .venv-mutation/.stamps/packages ## which changes of the sources the tests find, to out/mutation-*.json; see ARGS='--help'
 	$(BIN)/python tools/mutation.py $(ARGS)
 
@@ -109,8 +115,8 @@ mutation: env .venv-mutation/.stamps/packages ## which changes of the sources th
 	@environments/make.sh packages .venv-mutation environments/mutation/requirements.lock
 	@mkdir -p .venv-mutation/.stamps && touch $@
 
-wheel: ## build dist/*.whl: the plugin for both engines, and compat/sglang-cpu
-	@environments/make.sh wheels dist . compat/sglang-cpu
+wheel: ## build dist/*.whl: the plugin for both engines, its heads, and compat/sglang-cpu
+	@environments/make.sh wheels dist . examples/heads compat/sglang-cpu
 
 package: env ## what is published: sdist, wheel with its true tag, checks, sizes, bills of materials, to dist/
 	$(BIN)/python tools/package.py $(ARGS)
@@ -138,9 +144,9 @@ test: ## lint, then the tests with real engines: at least one case of everything
 test-fast: env ## the tests that start no engine and compile nothing (about five minutes)
 	$(PYTEST) -m 'not server and not slow and not matrix' $(ARGS)
 
-test-matrix: ## every test: make test, and more sizes, settings, builds and releases of the same (about two hours)
+test-matrix: ## every test: make test, and more sizes, settings, builds and releases of the same (hours; ARGS='--part 1/4')
 	$(PREPARE)
-	@$(MAKE) --no-print-directory env-vllm-next
+	@$(MAKE) --no-print-directory env-vllm-next env-ray
 	$(PYTEST) $(ARGS)
 
 CODE := $(wildcard *.py eagle_plugin compat tests benchmarks tools)
@@ -216,4 +222,4 @@ clean: ## remove builds, reports and caches, keep the environments
 	rm -f $(foreach env,$(ENVIRONMENTS),$(addprefix $(env)/.stamps/,plugin compat native kernels))
 
 distclean: clean ## clean, and remove the environments too
-	rm -rf .venv-sglang .venv-sglang-before .venv-vllm .venv-vllm-next .venv-aiperf .venv-mutation .venv-tools
+	rm -rf .venv-sglang .venv-sglang-before .venv-vllm .venv-vllm-next .venv-aiperf .venv-ray .venv-mutation .venv-tools

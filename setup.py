@@ -1,7 +1,7 @@
 """Builds the native kernels into eagle_plugin/lib; without torch, through the C ABI of tvm-ffi.
 
 csrc/ and examples/ are copied into the package: kernels are built from csrc/ at first use where no library fits, and
-`eagle-plugin serve` and `demo` use the head and the questions of examples/.
+`eagle-plugin demo` asks the questions of examples/. The heads there are a distribution of their own.
 
 EAGLE_BUILD       auto (default): CPU kernels if there is a C++ compiler, CUDA kernels if there is nvcc; after a failed
                   build the package still works: it builds on first use, or runs the slower torch path
@@ -29,6 +29,7 @@ except ImportError:  # setuptools before 70.1
 ROOT = Path(__file__).parent
 CSRC = ROOT / "csrc"
 COPIED = ("csrc", "examples")  # beside the package in a checkout, inside it in a wheel
+OF_HEADS = shutil.ignore_patterns("heads")  # examples/heads has a pyproject.toml of its own
 MODES = ("auto", "cpu", "cuda", "none")
 MODE = os.environ.get("EAGLE_BUILD") or "auto"
 if MODE not in MODES:
@@ -44,7 +45,7 @@ class BuildWithKernels(build_py):
         if self.editable_mode:  # a checkout has csrc/ beside the package and builds on first use
             return
         for folder in COPIED:
-            shutil.copytree(ROOT / folder, package / folder, dirs_exist_ok=True)
+            shutil.copytree(ROOT / folder, package / folder, ignore=OF_HEADS, dirs_exist_ok=True)
         libraries = package / "lib"
         libraries.mkdir(parents=True, exist_ok=True)
         if MODE in ("auto", "cpu") and platform.machine() in ("x86_64", "AMD64"):

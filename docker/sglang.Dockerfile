@@ -13,7 +13,7 @@ FROM base AS build
 WORKDIR /source
 COPY . .
 # The lock has every package of the engine; the wheels come last and change none of them.
-RUN EAGLE_BUILD=cpu environments/make.sh wheels /wheels . compat/sglang-cpu \
+RUN EAGLE_BUILD=cpu environments/make.sh wheels /wheels . examples/heads compat/sglang-cpu \
     && environments/make.sh packages /opt/engine environments/sglang/requirements.lock \
     && .venv-tools/bin/uv pip install --python /opt/engine/bin/python --no-deps /wheels/*.whl
 

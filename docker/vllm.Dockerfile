@@ -13,7 +13,7 @@ FROM base AS build
 WORKDIR /source
 COPY . .
 # The lock has every package of the engine; the wheel comes last and changes none of them.
-RUN EAGLE_BUILD=cpu environments/make.sh wheels /wheels . environments/vllm/shim \
+RUN EAGLE_BUILD=cpu environments/make.sh wheels /wheels . examples/heads environments/vllm/shim \
     && environments/make.sh packages /opt/engine environments/vllm/requirements.lock \
     && .venv-tools/bin/uv pip install --python /opt/engine/bin/python --no-deps /wheels/*.whl
 

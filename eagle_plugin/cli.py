@@ -170,13 +170,17 @@ def _own_main(module: str) -> Callable[[list[str]], int | None]:
 
 def _models_list(arguments: argparse.Namespace) -> None:
     with importing():
-        from eagle_plugin.models import CATALOG, PUBLIC, head_folder, installed, shipped_heads
+        from eagle_plugin.models import CATALOG, HEADS, PUBLIC, ModelError, heads_folder, installed
 
     for model in CATALOG.values():
         state = "ready" if installed(model.name) else f"{model.download_mb} MB to download"
         print(f"{model.name}  {state}  {model.license}\n  {model.summary}")
-    for name in shipped_heads():
-        print(f"{name}  ready  Apache-2.0\n  a draft head that comes with eagle-plugin, in {head_folder(name)}")
+    try:
+        state, where = "ready", f", in {heads_folder()}"
+    except ModelError:
+        state, where = "not installed", ""
+    for name in HEADS:
+        print(f"{name}  {state}  Apache-2.0\n  a draft head of the package eagle-plugin-heads{where}")
     print("\nOf the Hugging Face hub, none of them tried here; GB of the target's weights, which is also its download:")
     for public in PUBLIC.values():
         print(f"{public.name}  {public.weights_gb:.0f} GB\n  {public.target} with the head {public.head}")
@@ -200,17 +204,17 @@ def _models_get(arguments: argparse.Namespace) -> None:
 def _models_path(arguments: argparse.Namespace) -> None:
     with importing():
         from eagle_plugin.models import (
+            HEADS,
             PUBLIC,
             ModelError,
             fetch_repository,
             head_folder,
             installed,
             model_folder,
-            shipped_heads,
         )
 
     name = arguments.name
-    if name in shipped_heads():
+    if name in HEADS:
         print(head_folder(name))
         return
     if name in PUBLIC:

@@ -5,7 +5,7 @@
 #   environments/make.sh copied   .venv-vllm environments/torchvision
 #   environments/make.sh overlay  .venv-vllm-next 0.33.0
 #   environments/make.sh wheels   dist . compat/sglang-cpu
-#   environments/make.sh lock sglang            (or vllm, vllm-next, aiperf)
+#   environments/make.sh lock sglang            (or vllm, vllm-next, aiperf, ray)
 # PYTHON names the interpreter; PIP_FIND_LINKS or UV_FIND_LINKS a folder of wheels; EAGLE_NO_UV=1 uses plain pip.
 set -euo pipefail
 
@@ -134,7 +134,7 @@ wheels() { # wheels OUT FOLDER...: one wheel per folder; the wheels of former bu
             showing_libraries "$TOOLS/bin/pip" wheel -v --no-deps --wheel-dir "$out" "$folder"
         fi
     done
-    for folder in "$out"/eagle_plugin*.whl; do
+    for folder in "$out"/eagle_plugin-*.whl; do
         say "$folder, $(du -m "$folder" | cut -f1) MB, compiled:" \
             "$("$PYTHON" -m zipfile -l "$folder" | grep -o 'lib[a-z0-9_]*\.so' | sort -u | xargs || true)"
     done

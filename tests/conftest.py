@@ -34,7 +34,13 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--part", metavar="K/N", help="run the K-th of N parts, about equally long")
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.option.part:
+        config.hook.pytest_deselected(items=schedule.keep_part(items, config.option.part))
     if hasattr(config, "workerinput"):  # a worker of pytest-xdist
         schedule.longest_first(items)
 

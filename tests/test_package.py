@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import shutil
 import subprocess
 import zipfile
 from pathlib import Path
 
 import pytest
+
+from eagle_plugin.models import HEADS
 
 ROOT = Path(__file__).parents[1]
 SPEC = importlib.util.spec_from_file_location("package", ROOT / "tools/package.py")
@@ -25,13 +28,16 @@ def wheel_of(path: Path, entries: dict[str, bytes]) -> Path:
     return path
 
 
-def test_heads_do_not_count_and_all_else_is_limited(tmp_path: Path) -> None:
-    head = {f"{package.HEADS}a/model.safetensors": bytes(6_000_000)}
-    small = wheel_of(tmp_path / "a-1-py3-none-any.whl", {"a.py": b"", **head})
-    assert package.sizes(small).startswith("heads 6,000,000 bytes, all else ")
-    large = wheel_of(tmp_path / "b-1-py3-none-any.whl", {"a.so": bytes(5_000_001), **head})
-    with pytest.raises(package.PackageError, match="bytes without its heads, wanted 5,000,000 at most"):
-        package.sizes(large)
+def test_the_size_of_the_wheel_is_limited(tmp_path: Path) -> None:
+    package.check_size(wheel_of(tmp_path / "a-1-py3-none-any.whl", {"a.so": bytes(4_900_000)}))
+    large = wheel_of(tmp_path / "b-1-py3-none-any.whl", {"a.so": bytes(5_000_001)})
+    with pytest.raises(package.PackageError, match="b-1-py3-none-any.whl has 5,000,.* bytes, wanted 5,000,000 at most"):
+        package.check_size(large)
+
+
+def test_the_extra_names_the_heads_that_are_here() -> None:
+    version = re.search(r'^version = "(.*)"$', (ROOT / package.HEADS / "pyproject.toml").read_text(), re.MULTILINE)
+    assert version and f'heads = ["eagle-plugin-heads=={version[1]}"]' in (ROOT / "pyproject.toml").read_text()
 
 
 @pytest.mark.parametrize(
@@ -65,7 +71,10 @@ def test_the_distributions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
             shutil.copy2(ROOT / name, tmp_path / "root" / name)
     monkeypatch.setenv("EAGLE_BUILD", "cpu")
     package.make(tmp_path / "root", tmp_path / "dist")
-    (wheel,) = (tmp_path / "dist").glob("*.whl")
+    wheel, heads = sorted((tmp_path / "dist").glob("*.whl"))
+    assert {name for name in zipfile.ZipFile(heads).namelist() if name.endswith(".safetensors")} == {
+        f"eagle_plugin_heads/{name}/model.safetensors" for name in HEADS
+    }
     names = zipfile.ZipFile(wheel).namelist()
     assert package.TAG.search(wheel.name) and {
         f"eagle_plugin/lib/libeagle_cpu_{level}.so" for level in ("v3", "v4")

@@ -41,6 +41,20 @@ def test_the_longest_group_is_first_and_none_is_parted(monkeypatch: pytest.Monke
     assert [item.nodeid.removeprefix("tests/") for item in items] == [names[i] for i in (2, 4, 1, 0, 3)]
 
 
+def test_parts_have_every_group_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schedule, "SECONDS", {"c.py": 5})
+    names = [f"tests/{file}.py::{number}" for file in "abcde" for number in range(2)]
+    parts = []
+    for part in ("1/2", "2/2"):
+        items = [SimpleNamespace(nodeid=name) for name in names]
+        left = schedule.keep_part(items, part)
+        assert sorted(item.nodeid for item in [*left, *items]) == names
+        parts.append([item.nodeid for item in items])
+    assert [sorted({name[6] for name in part}) for part in parts] == [["b", "c", "e"], ["a", "d"]]
+    with pytest.raises(AssertionError, match="--part is 3/2, wanted K/N"):
+        schedule.keep_part([], "3/2")
+
+
 def test_two_workers_share_out_the_groups(tmp_path: Path) -> None:
     """In a small suite of its own: each file is run by one worker, and both workers have some."""
     support = ROOT / "tests/support"

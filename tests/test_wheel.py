@@ -44,7 +44,7 @@ class Environment(NamedTuple):
 
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Both wheels, built from the files that git knows or would add; without compiled kernels, which takes minutes."""
+    """All wheels, built from the files that git knows or would add; without compiled kernels, which takes minutes."""
     folder = tmp_path_factory.mktemp("wheels")
     listed = subprocess.run(
         ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True
@@ -57,7 +57,8 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-index", "--no-build-isolation"]
     command += ["--wheel-dir", str(folder), str(source)]
     subprocess.run(command, check=True, env=CLEAN | {"EAGLE_BUILD": "none"}, timeout=300)
-    subprocess.run([*command[:-1], str(source / "compat/sglang-cpu")], check=True, env=CLEAN, timeout=300)
+    for project in ("compat/sglang-cpu", "examples/heads"):
+        subprocess.run([*command[:-1], str(source / project)], check=True, env=CLEAN, timeout=300)
     return sorted(folder.glob("*.whl"))
 
 
@@ -97,10 +98,13 @@ def beside(tmp_path_factory: pytest.TempPathFactory, wheels: list[Path]) -> Call
 
 
 def test_the_wheel_has_what_a_checkout_has_beside_the_package(wheels: list[Path]) -> None:
-    plugin, compat = (set(zipfile.ZipFile(wheel).namelist()) for wheel in wheels)
-    for folder in ("csrc", "examples"):
+    plugin, heads, compat = (set(zipfile.ZipFile(wheel).namelist()) for wheel in wheels)
+    for folder in ("csrc", "examples/prompts", "examples/recipes"):
         wanted = {f"eagle_plugin/{path.relative_to(ROOT)}" for path in (ROOT / folder).rglob("*") if path.is_file()}
         assert wanted and wanted <= plugin
+    assert not [name for name in plugin if "/heads/smollm2" in name]
+    files = {path.relative_to(ROOT / "examples/heads") for path in (ROOT / "examples/heads").glob("smollm2-*/*")}
+    assert files and {f"eagle_plugin_heads/{name}" for name in files} <= heads
     assert "eagle_plugin/py.typed" in plugin and not [name for name in plugin if name.startswith(("tests", "compat"))]
     sources = {path.name for path in (ROOT / "compat/sglang-cpu/src/eagle_sglang_cpu/csrc").glob("*.cc")}
     assert sources and {f"eagle_sglang_cpu/csrc/{name}" for name in sources} <= compat

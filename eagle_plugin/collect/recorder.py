@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from eagle_plugin.collect.settings import STORE, CollectError, CollectSettings
-from eagle_plugin.traffic import writer_process
 from eagle_plugin.traffic.frames import Exchange
 from eagle_plugin.traffic.writer_process import WriterKind, WriterProcess
 
@@ -56,18 +55,10 @@ class FeatureRecorder(WriterProcess):
 
     def __init__(self, settings: CollectSettings, show: Callable[[Counter[str]], None] = lambda totals: None) -> None:
         """show as of `WriterProcess`."""
-        super().__init__(_kind(settings), show)
+        super().__init__(writer_kind(settings), show)
 
 
-def check_store(settings: CollectSettings) -> None:
-    """Start the writer for a moment: is the store of this target, and can it be written?
-
-    Raises:
-        CollectError: with the writer's sentence.
-    """
-    writer_process.check_writer(_kind(settings))
-
-
-def _kind(settings: CollectSettings) -> WriterKind:
+def writer_kind(settings: CollectSettings) -> WriterKind:
+    """The writer of a store."""
     command = [settings.python or sys.executable, "-m", WRITER, settings.to_json()]
     return WriterKind("collection of features", STORE, CollectError, command, settings.queue_mib << 20, LONGEST)

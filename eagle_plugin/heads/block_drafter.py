@@ -7,7 +7,6 @@ and values are made of the target's states. DSpark's Markov head adds a bias by 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,17 +20,14 @@ from eagle_plugin.heads.block_config import (
     is_causal,
     kind_of,
     options_of,
-    without_confidence,
 )
+from eagle_plugin.heads.block_tensors import TABLES, refuse_unknown, tensors_of_layers
 from eagle_plugin.heads.checkpoint import check_shapes, check_values, size_of
 from eagle_plugin.heads.description import HeadDescription, read_head
-from eagle_plugin.heads.files import HeadError, LeftToEngine, StoredTensor, check_mask_token, read_size, text_config
+from eagle_plugin.heads.files import HeadError, LeftToEngine, check_mask_token, read_size, text_config
 from eagle_plugin.heads.other_layouts import SLIDING
 from eagle_plugin.heads.target_config import read_target_config
 from eagle_plugin.heads.vllm_rules import draft_vocabulary
-
-_LAYER = "layers.{}."
-_TABLES = ("embed_tokens.weight", "lm_head.weight", "d2t", "t2d")
 
 
 class Engine(NamedTuple):
@@ -152,7 +148,7 @@ def describe_block(
             f"{head.num_layers} layer(s); copy the config.json of the drafter"
         )
     tensors = head.by_parameter()
-    wanted_tensors = dict(_wanted(config, len(layers) * wide))
+    wanted_tensors = dict(tensors_of_layers(config, len(layers) * wide))
     size = draft_vocabulary(head, tensors, vocabulary) if engine.reads_tables else vocabulary
     if engine.reads_tables and "lm_head.weight" in tensors:
         wanted_tensors["lm_head.weight"] = size, hidden
@@ -161,7 +157,7 @@ def describe_block(
         wanted_tensors["markov_head.markov_w1.weight"] = vocabulary, rank
         wanted_tensors["markov_head.markov_w2.weight"] = size, rank
     check_shapes(wanted_tensors, tensors, folder)
-    _refuse_unknown(kind, tensors, wanted_tensors, folder)
+    refuse_unknown(kind, tensors, wanted_tensors, folder)
     check_values(head)
     used = [tensors[name] for name in wanted_tensors]
     sizes = size_of(used)._asdict()
@@ -181,7 +177,7 @@ def block_warnings(head_dir: str | Path, draft_tokens: int, engine: Engine = VLL
             f"{draft_tokens + first} tokens, as in {engine.name} itself; the drafts are those that it was trained for "
             f"from {engine.tokens} {rows - first + own} on"
         )
-    unread = [] if engine.reads_tables else [name for name in _TABLES if name in head.by_parameter()]
+    unread = [] if engine.reads_tables else [name for name in TABLES if name in head.by_parameter()]
     if unread:
         warnings.append(
             f"{head_dir} has {', '.join(unread)}, which {engine.name}'s class does not read: it has the embedding and "
@@ -265,39 +261,3 @@ def _target_layers(options: dict[str, Any], count: int, folder: Path, where: str
             f"target with {count} layers; use the drafter that was trained for this target"
         )
     return tuple(ids)
-
-
-def _wanted(config: dict[str, Any], width: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """The tensors that an engine's class would otherwise leave at random values; width: of what fc reads."""
-    hidden, inner, heads = (config[key] for key in ("hidden_size", "intermediate_size", "num_attention_heads"))
-    dim = config.get("head_dim") or hidden // heads
-    q, kv = heads * dim, (config.get("num_key_value_heads") or heads) * dim
-    yield from (("fc.weight", (hidden, width)), ("hidden_norm.weight", (hidden,)), ("norm.weight", (hidden,)))
-    for i in range(config["num_hidden_layers"]):
-        shapes = {
-            "self_attn.q_proj": (q, hidden),
-            "self_attn.k_proj": (kv, hidden),
-            "self_attn.v_proj": (kv, hidden),
-            "self_attn.o_proj": (hidden, q),
-            "self_attn.q_norm": (dim,),
-            "self_attn.k_norm": (dim,),
-            "mlp.gate_proj": (inner, hidden),
-            "mlp.up_proj": (inner, hidden),
-            "mlp.down_proj": (hidden, inner),
-            "input_layernorm": (hidden,),
-            "post_attention_layernorm": (hidden,),
-        }
-        for name, shape in shapes.items():
-            yield f"{_LAYER.format(i)}{name}.weight", shape
-        if config.get("attention_bias"):
-            for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
-                yield f"{_LAYER.format(i)}self_attn.{name}.bias", shapes[f"self_attn.{name}"][:1]
-
-
-def _refuse_unknown(kind: str, tensors: dict[str, StoredTensor], wanted: dict[str, Any], folder: Path) -> None:
-    tensors = without_confidence(tensors) if kind == MARKOV else tensors
-    unknown = sorted(tensors.keys() - wanted.keys() - set(_TABLES))
-    if unknown:
-        raise LeftToEngine(
-            f"{folder} has {', '.join(unknown[:3])}, which a {kind} drafter does not have: only plain ones are served"
-        )

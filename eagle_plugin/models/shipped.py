@@ -1,8 +1,9 @@
-"""What comes with the package: a draft head, the questions of the demo and a recipe.
+"""What comes with the package: the questions of the demo, recipes, and, as a distribution of their own, draft heads.
 
-In a wheel they are inside the package (setup.py copies them), in a checkout beside it, in examples/.
+In a wheel questions and recipes are inside the package (setup.py copies them), in a checkout beside it, in examples/.
 """
 
+from importlib.util import find_spec
 from pathlib import Path
 
 from eagle_plugin.models.catalog import ModelError
@@ -10,34 +11,42 @@ from eagle_plugin.models.hub import fetch_repository
 from eagle_plugin.models.public import HEADS as PUBLIC_HEADS
 
 HEAD = "smollm2-135m-instruct-eagle3"
+HEADS = (HEAD, "smollm2-135m-instruct-peagle")
 PACKAGE = Path(__file__).resolve().parent.parent
 
 
 def examples_folder() -> Path:
-    """The folder with heads/, prompts/ and recipes/; ModelError if the installation lacks it."""
+    """The folder with prompts/ and recipes/; ModelError if the installation lacks it."""
     places = (PACKAGE / "examples", PACKAGE.parent / "examples")
     for place in places:
-        if (place / "heads").is_dir():
+        if (place / "prompts").is_dir():
             return place
     raise ModelError(f"no examples folder found in {PACKAGE} or beside it; install eagle-plugin again")
 
 
-def shipped_heads() -> list[str]:
-    """The names of the draft heads that come with the package."""
-    return sorted(path.name for path in (examples_folder() / "heads").iterdir() if (path / "config.json").is_file())
+def heads_folder() -> Path:
+    """The folder with the shipped heads; ModelError if they are not installed."""
+    spec = find_spec("eagle_plugin_heads")
+    installed = [Path(place) for place in (spec.submodule_search_locations or ())] if spec else []
+    for place in (PACKAGE.parent / "examples/heads", *installed):
+        if (place / HEAD / "config.json").is_file():
+            return place
+    raise ModelError(
+        "the heads of SmolLM2-135M-Instruct are in the package eagle-plugin-heads, which is not installed; install it "
+        "(pip install eagle-plugin-heads, or examples/heads of the repository), or name a head of yours"
+    )
 
 
 def head_folder(name: str | Path) -> Path:
     """The folder of that path, of the shipped head of that name, or of a public model's head, which is downloaded; a
     name of none of them is returned as it is.
 
-    The command that reads the head says what is wrong with a folder, so nothing is refused here.
+    The command that reads the head says what is wrong with a folder, so nothing is refused here. ModelError if the
+    shipped heads are not installed.
     """
     if not Path(name).exists() and str(name) in PUBLIC_HEADS:
         return fetch_repository(str(name))
-    if Path(name).exists() or str(name) not in shipped_heads():
-        return Path(name)
-    return examples_folder() / "heads" / name
+    return heads_folder() / name if str(name) in HEADS and not Path(name).exists() else Path(name)
 
 
 def question_files() -> list[Path]:

@@ -75,12 +75,11 @@ CONTRACT: Contract = {
     "vllm.config.ParallelConfig": attributes(
         "worker_cls distributed_executor_backend rank world_size tensor_parallel_size pipeline_parallel_size"
         " data_parallel_size data_parallel_size_local data_parallel_index decode_context_parallel_size"
-        " prefill_context_parallel_size enable_expert_parallel nnodes enable_batch_sharded_sampling"
+        " prefill_context_parallel_size enable_expert_parallel nnodes"
         " use_all2all all2all_backend enable_eplb"
     ),
     "vllm.config.CacheConfig": attributes(
-        "cache_dtype enable_prefix_caching mamba_cache_mode mamba_block_size kv_sharing_fast_prefill"
-        " kv_cache_dtype_skip_layers"
+        "cache_dtype enable_prefix_caching mamba_cache_mode mamba_block_size kv_cache_dtype_skip_layers"
     ),
     "vllm.config.ModelConfig": attributes(
         "model logprobs_mode architectures use_mla is_hybrid is_attention_free uses_mrope is_multimodal_model"

@@ -31,14 +31,10 @@ def asked_runner() -> str:
 
 def unserved_by_v2(vllm_config: Any) -> list[str]:
     """What of a vLLM ``VllmConfig`` our V2 runner does not serve and our V1 runner does; empty where it serves all."""
-    model, parallel = vllm_config.model_config, vllm_config.parallel_config
+    model = vllm_config.model_config
+    shares_experts = vllm_config.parallel_config.data_parallel_size > 1 and model.is_moe
     checks = (
-        (model.is_hybrid or model.is_multimodal_model or model.use_mla, f"target {model.architectures[0]}"),
-        (bool(vllm_config.lora_config), "--enable-lora"),
-        (vllm_config.kv_transfer_config is not None, "--kv-transfer-config"),
-        (parallel.enable_batch_sharded_sampling, "--enable-batch-sharded-sampling"),
-        (vllm_config.cache_config.kv_sharing_fast_prefill, "--kv-sharing-fast-prefill"),
-        (parallel.data_parallel_size > 1, "--data-parallel-size"),
+        (shares_experts, f"--data-parallel-size with target {model.architectures[0]}"),
         ((method := vllm_config.speculative_config.method) in METHODS, f"method {method}"),
     )
     return [what for found, what in checks if found]

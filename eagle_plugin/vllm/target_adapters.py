@@ -32,7 +32,7 @@ class TargetAdapters:
     """What was captured with adapters, and what without, as vLLM's own graphs are (``cudagraph_specialize_lora``)."""
 
     def __init__(self, runner: Any) -> None:
-        """runner: a `TreeModelRunner` that serves LoRA."""
+        """runner: one of ours that serves LoRA."""
         self._runner = runner
         self._most: int = runner.lora_config.max_loras
         self.cases = (True, False) if runner.compilation_config.cudagraph_specialize_lora else (True,)
@@ -42,7 +42,8 @@ class TargetAdapters:
         """Which of `cases` serves the step that vLLM has prepared: one with adapters serves every step."""
         if len(self.cases) == 1 or self._selected is not None:
             return self._selected is not False
-        return bool(self._runner.input_batch.lora_id_to_lora_request)
+        has_adapters: bool = self._runner.has_adapters()
+        return has_adapters
 
     @contextmanager
     def ready(self) -> Iterator[None]:

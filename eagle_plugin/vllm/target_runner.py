@@ -27,6 +27,10 @@ class TargetRunner(GPUModelRunner):
         [axes, most] where rows of images have positions of several axes."""
         return self.mrope_positions.gpu if self.uses_mrope else self.positions
 
+    def has_adapters(self) -> bool:
+        """Whether a request of the batch has a LoRA adapter."""
+        return bool(self.input_batch.lora_id_to_lora_request)
+
     def _build_attention_metadata(self, *args: Any, **kwargs: Any) -> Any:
         """Give the builders the rows of this step."""
         state = self._state

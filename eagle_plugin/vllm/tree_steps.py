@@ -69,7 +69,8 @@ class TreeSteps:
     _mailbox: HeadMailbox | None = None
     _features: StepFeatures | None = None  # where states are stored
     _lookup_rows: LookupRows | None = None  # where branches are looked up
-    _defers = True  # whether the head may read the tokens of a plain step later
+    _can_defer = True  # whether the head may ever read the tokens of a plain step later
+    _defers = True  # whether it may those of this step
     _verifier: TreeVerifier  # with the caches
     _deferred: DeferredTokens  # the same
 
@@ -86,8 +87,8 @@ class TreeSteps:
             self._reporter = PolicyReporter(self.speculative_config, lambda: self._shapes.chooser, engine=engine)
         self._draft_clock = DraftClock(self.device.type, self._logger)
         self._store = DraftStore()
-        if vllm_config.kv_transfer_config is not None:  # what the head reads of a step goes to others with its blocks
-            self._defers = False
+        # With a connector, what the head reads of a step goes to others with its blocks.
+        self._defers = self._can_defer = vllm_config.kv_transfer_config is None
         self._has_reasoner = bool(vllm_config.structured_outputs_config.reasoning_parser)
         self._asked = AskedSources(self.device, self._has_reasoner)
 

@@ -18,10 +18,12 @@ V2_CONTRACT: Contract = {
         "sample_tokens": "self grammar_output",
         "take_draft_token_ids": "self",
         "maybe_select_dummy_loras": "",
+        "_set_active_loras": "self prompt_lora_mapping token_lora_mapping lora_requests mapping_type",
         **attributes(
             "model sampler speculator req_states structured_outputs_worker input_buffers attn_groups kv_cache_config"
             " cache_config compilation_config device dtype lora_config max_model_len max_num_reqs max_num_tokens"
-            " model_config num_speculative_steps speculative_config use_aux_hidden_state_outputs vllm_config"
+            " model_config num_speculative_steps speculative_config use_aux_hidden_state_outputs vllm_config lora_state"
+            " model_state supports_mm_inputs"
         ),
     },
     f"{_V2}.input_batch": {
@@ -34,6 +36,8 @@ V2_CONTRACT: Contract = {
         " cu_num_logits_np"
     ),
     f"{_V2}.input_batch.InputBuffers": attributes("input_ids positions"),
+    f"{_V2}.lora_utils.LoraState": {"get_activate_loras": "self req_ids"},
+    f"{_V2}.mm.rope.RopeState": attributes("positions"),
     f"{_V2}.states.RequestState": attributes("num_computed_tokens prefill_len"),
     f"{_V2}.async_utils.AsyncOutput": attributes("model_runner_output num_sampled_tokens_np copy_event"),
     f"{_V2}.structured_outputs.StructuredOutputsWorker": {

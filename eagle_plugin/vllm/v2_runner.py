@@ -45,6 +45,8 @@ class V2TreeModelRunner(TreeSteps, GPUModelRunner):
 
     drafter: TreeSpeculator
     _had_trees = False  # whether the last step verified any
+    _logits_rows: np.ndarray  # [b]: of each request of a step
+    _moved: Tensor | None = None  # [N]: how far a step's rows are from where a chain has them; with several axes only
     _draws: tuple[bytes, tuple[SamplingParams, Tensor | None]] | None = None  # of the slots of a batch
 
     def __init__(self, vllm_config: Any, device: torch.device) -> None:
@@ -107,7 +109,10 @@ class V2TreeModelRunner(TreeSteps, GPUModelRunner):
         block_tables, slot_mappings = super().prepare_attn(input_batch)
         self._observe()
         state = self._state = self._prepared = self._read(input_batch)
+        positions = input_batch.positions[: input_batch.num_tokens]
+        in_chains = positions.clone() if self.model_config.uses_mrope else None
         state.batch.put_trees(input_batch.input_ids, input_batch.positions)
+        self._moved = None if in_chains is None else positions - in_chains
         rows = state.batch.rows()
         for builder in self._builders():
             builder.rows = rows
@@ -126,9 +131,16 @@ class V2TreeModelRunner(TreeSteps, GPUModelRunner):
         state = self._read_step(self._scheduled, names, counts, lens, prefix_lens, computed, in_prompts, constrained)
         # With trees in the step before, the host does not know yet where the requests of this one are.
         has_trees = bool(len(state.batch.trees))
-        self._defers = not (self.use_async_scheduling and (has_trees or self._had_trees))
+        self._logits_rows = counts + 1
+        self._defers = self._can_defer and not (self.use_async_scheduling and (has_trees or self._had_trees))
         self._had_trees = has_trees
         return state
+
+    def _set_active_loras(self, prompt_lora_mapping: Any, *args: Any, **kwargs: Any) -> None:
+        """Say which adapter each row has, with drafts too: for their logits vLLM says it once per request."""
+        if self._prepared is not None:
+            prompt_lora_mapping = tuple(np.repeat(prompt_lora_mapping, self._logits_rows).tolist())
+        super()._set_active_loras(prompt_lora_mapping, *args, **kwargs)
 
     def _forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the target, by what was captured if the rows of a step are trees of one captured shape."""
@@ -137,9 +149,13 @@ class V2TreeModelRunner(TreeSteps, GPUModelRunner):
             state.layers = get_forward_context().attn_metadata
             for builder in self._builders():
                 builder.rows = None
+            if self._moved is not None:  # all axes of a token of text move alike
+                kwargs["positions"][:, : len(self._moved)] += self._moved
             if step is not None:
                 step.begin(state.batch, state.layers)
-                if kwargs.get("inputs_embeds") is None and step.can_verify():
+                # A multimodal target is given embeddings; those of trees are made again by what was captured.
+                can_embed = kwargs.get("inputs_embeds") is None or self.supports_mm_inputs
+                if can_embed and step.can_verify():
                     return step.verify()
         return self._engines_forward(*args, **kwargs)
 
@@ -251,12 +267,19 @@ class V2TreeModelRunner(TreeSteps, GPUModelRunner):
         return self.input_buffers.input_ids, self.input_buffers.positions
 
     def rotary_rows(self) -> Tensor:
-        """Positions [most] int64 of the target's query rows as its rotary embedding reads them."""
-        return self.input_buffers.positions
+        """Positions of the target's query rows as its rotary embedding reads them, at a fixed address: [most] int64,
+        or [axes, most] where rows of images have positions of several axes."""
+        return self.model_state.rope_state.positions if self.model_config.uses_mrope else self.input_buffers.positions
 
-    def _model_forward(self, input_ids: Tensor, positions: Tensor) -> Any:
+    def has_adapters(self) -> bool:
+        """Whether a request of the step at hand has a LoRA adapter."""
+        return self._state is not None and bool(self.lora_state.get_activate_loras(self._state.names))
+
+    def _model_forward(self, input_ids: Tensor | None, positions: Tensor, inputs_embeds: Tensor | None = None) -> Any:
         """The target over rows that are no step: the costs of rounds and the self-test ask for it."""
-        return self.model(input_ids=input_ids, positions=positions, intermediate_tensors=None, inputs_embeds=None)
+        return self.model(
+            input_ids=input_ids, positions=positions, intermediate_tensors=None, inputs_embeds=inputs_embeds
+        )
 
 
 def nans_of_requests(logits: Tensor, batch: RoundBatch) -> Tensor:

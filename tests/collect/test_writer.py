@@ -12,7 +12,7 @@ import torch
 from store_documents import MANIFEST, make_document, write_store
 from tiny_models import tiny_llama
 
-from eagle_plugin.collect.recorder import Collected, FeatureRecorder, check_store
+from eagle_plugin.collect.recorder import Collected, FeatureRecorder, writer_kind
 from eagle_plugin.collect.settings import CollectError, CollectSettings, StatesFacts, collect_settings
 from eagle_plugin.learning.data.collecting.completion import GrowingStore
 from eagle_plugin.learning.data.collecting.shards import RANK, OpenShards
@@ -22,6 +22,7 @@ from eagle_plugin.learning.data.store.feature_store import FeatureStore
 from eagle_plugin.learning.data.store.manifest import Manifest
 from eagle_plugin.learning.data.store.objects import DISK_FULL, LocalFolder
 from eagle_plugin.traffic.served import ServedTarget
+from eagle_plugin.traffic.writer_process import check_writer
 
 HIDDEN = 6
 
@@ -188,14 +189,14 @@ def test_a_full_disk_drops_what_it_cannot_take_and_goes_on(tmp_path: Path, monke
 
 
 def test_the_process_refuses_in_one_sentence(settings: CollectSettings, tmp_path: Path) -> None:
-    check_store(settings)
+    check_writer(writer_kind(settings))
     assert settings.facts is not None
     wider = settings.with_facts(StatesFacts(**{**vars(settings.facts), "hidden_size": 8}))
     with pytest.raises(CollectError, match="EAGLE_FEATURES: .* holds features with hidden_size 6, not 8"):
-        check_store(wider)
+        check_writer(writer_kind(wider))
     nameless = settings.with_facts(StatesFacts(**{**vars(settings.facts), "served": ServedTarget("x", "org/x")}))
     with pytest.raises(CollectError, match=r"org/x is no folder with a config.json .* unset EAGLE_FEATURES"):
-        check_store(nameless)
+        check_writer(writer_kind(nameless))
 
 
 def test_settings() -> None:

@@ -257,7 +257,7 @@ ROWS: dict[str, Row] = {
             second_layer("hidden_norm", "input_layernorm"),
             config(layer_types=["sliding_attention", "full_attention"], sliding_window=64),
         ),
-        "plugin", "plugin", True, True,
+        "plugin", "plugin", False, True,
     ),
     "biases of q, k, v": Row(qkv_biases, "plugin", "plugin", True, True),
     "norms of q and k": Row(qk_norms, "plugin", "is not a Llama draft head", True, False),

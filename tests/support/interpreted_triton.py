@@ -10,6 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 INTERPRETER = Path(__file__).with_name("interpreter")
+V2 = {"VLLM_USE_V2_MODEL_RUNNER": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
 
 
 def environment(folder: Path, **more: str) -> dict[str, str]:
@@ -34,3 +35,9 @@ def run_tests(arguments: Sequence[str | Path], folder: Path, seconds: float, **m
     )
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-3000:]
     return done.stdout
+
+
+def run_v1_tests(file: str, chosen: str, folder: Path) -> None:
+    """Tests of a file of the V1 runner, chosen as by -k, in the V2 runner."""
+    tests = ROOT / f"tests/engines/vllm/test_{file}.py"
+    run_tests([tests, "-k", chosen, "-m", "not matrix"], folder, 1700, **V2)

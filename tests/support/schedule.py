@@ -36,6 +36,7 @@ SECONDS = {
     "test_group[sampling]": 162,
     "engines/sglang/test_parallel_heads.py": 145,
     "test_group[families]": 139,
+    "test_group[multimodal]": 90,
     "test_group[ranks]": 138,
     "test_sglang_environment.py": 134,
     "test_group[graphs]": 127,
@@ -116,6 +117,17 @@ def longest_first(items: list[pytest.Item]) -> None:
     groups = {item.nodeid: group_of(item.nodeid) for item in items}
     place = {group: number for number, group in enumerate(dict.fromkeys(groups.values()))}
     items.sort(key=lambda item: (-SECONDS.get(groups[item.nodeid], 0), place[groups[item.nodeid]]))
+
+
+def keep_part(items: list[pytest.Item], part: str) -> list[pytest.Item]:
+    """Keep the groups of one part, "K/N", so that several machines or days share a run; returns what was left out."""
+    number, parts = map(int, part.split("/"))
+    assert 1 <= number <= parts, f"--part is {part}, wanted K/N with 1 <= K <= N"
+    groups = dict.fromkeys(group_of(item.nodeid) for item in items)
+    chosen = set(sorted(groups, key=lambda group: (-SECONDS.get(group, 0), group))[number - 1 :: parts])
+    left = [item for item in items if group_of(item.nodeid) not in chosen]
+    items[:] = [item for item in items if group_of(item.nodeid) in chosen]
+    return left
 
 
 def make_scheduler(config: pytest.Config, log: Any) -> Any:

@@ -15,10 +15,12 @@ from eagle_plugin.bench.choices import resolve_target
 from eagle_plugin.bench.servers import ServerError
 from eagle_plugin.common.errors import UserError
 from eagle_plugin.common.recipes import parse_yaml, read_yaml, validate
+from eagle_plugin.learning.data.store.objects import LocalFolder
 from eagle_plugin.learning.jobs.job_file import JobFile, check_job, dump_job, workflow_values
 from eagle_plugin.learning.jobs.job_watch import JobWatch
-from eagle_plugin.learning.jobs.jobs_folder import LINEAGE, YAML, JobsFolder, Status
+from eagle_plugin.learning.jobs.jobs_folder import LINEAGE, RAY, YAML, JobsFolder, Status
 from eagle_plugin.learning.jobs.lineage import LINEAGE as LINEAGE_FILE
+from eagle_plugin.learning.jobs.ray_jobs import ENDED, RayRun, submit
 from eagle_plugin.learning.jobs.recipe import JobError
 from eagle_plugin.learning.jobs.runner import run_job
 from eagle_plugin.learning.jobs.stage_process import COMMAND, StopRequested
@@ -131,6 +133,24 @@ class Job:
         with log.open("wb") as file:
             self._process = subprocess.Popen(command, stdout=file, stderr=file, start_new_session=True)
 
+    def submit(self, address: str, cpus: float = 1, gpus: float = 0) -> None:
+        """Let a Ray cluster run the job, on one machine with so many cores and GPUs free.
+
+        address: of its dashboard, as http://HOST:8265. Every machine of the cluster must see the folder of the jobs,
+        what the job reads, and its own folder, by the same names.
+        """
+        self._refuse_running()
+        if (found := self.on_cluster()) is not None and found[1] not in ENDED:
+            raise JobError(f"the job {self.name} is {found[1]} on the cluster {found[0]}; stop it or wait for it")
+        folder = self._jobs.folder
+        jobs = str(folder.path.resolve()) if isinstance(folder, LocalFolder) else folder.url
+        folder.replace(self.name + RAY, submit(address, self.name, jobs, cpus, gpus).to_bytes())
+
+    def on_cluster(self) -> tuple[str, str, str] | None:
+        """(address, Ray's state, what it says) of a job that a cluster was given last; None if none was."""
+        run = self._ray_run()
+        return None if run is None else (run.address, *run.state())
+
     def wait(self, timeout: float | None = None) -> Status:
         """Wait until the job does not run any more.
 
@@ -142,14 +162,17 @@ class Job:
         end = None if timeout is None else time.monotonic() + timeout
         while True:
             ended = self._process is None or self._process.poll() is not None
+            cluster = self.on_cluster() if ended else None
             status = self.describe()
-            if ended and not status.alive:
+            if ended and not status.alive and (cluster is None or cluster[1] in ENDED):
                 break
             if end is not None and time.monotonic() > end:
                 raise TimeoutError(f"the job {self.name} is {status.shown} after {timeout:g} seconds")
             time.sleep(POLL_S)
         if self._process is not None and status.started == self._started_before:
             raise JobError(_last_error(self.folder / LOG))  # refused before it began
+        if cluster is not None and cluster[1] != "SUCCEEDED" and status.shown in ("interrupted", "created"):
+            raise JobError(f"the job {self.name} ended on the cluster {cluster[0]}: {cluster[2] or cluster[1]}")
         if status.shown in ("failed", "interrupted", "created"):
             raise JobError(status.message or f"the job {self.name} is {status.shown}; `resume` runs it")
         return status
@@ -160,7 +183,10 @@ class Job:
 
     def stop(self) -> None:
         """Ask the job to end after its current step, wherever it runs."""
-        status = self.describe()
+        status, run = self.describe(), self._ray_run()
+        if not status.alive and run is not None and run.state()[0] not in ENDED:  # it waits for a machine
+            run.stop()
+            return
         if not status.alive:
             raise JobError(f"the job {self.name} is not running, it is {status.shown}; there is nothing to stop")
         self._jobs.request_stop(self.name)
@@ -184,6 +210,12 @@ class Job:
         """What the head of a finished job was made of: digests, versions, times."""
         found: dict[str, Any] = json.loads(bytes(self._jobs.folder.read(self.name + LINEAGE)))
         return found
+
+    def _ray_run(self) -> RayRun | None:
+        try:
+            return RayRun.of(bytes(self._jobs.folder.read(self.name + RAY)))
+        except FileNotFoundError:
+            return None
 
     @property
     def _where(self) -> str:

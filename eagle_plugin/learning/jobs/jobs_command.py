@@ -62,18 +62,22 @@ def _create(arguments: argparse.Namespace) -> int:
     )
     console = Console(stderr=True)
     console.print(f"created the job {job.name} in {JobsFolder(arguments.jobs).folder.url}", highlight=False)
-    return 0 if arguments.no_start else _run(job, console)
+    return 0 if arguments.no_start else _run(job, arguments, console)
 
 
 def _resume(arguments: argparse.Namespace) -> int:
     job = Job(arguments.name, arguments.jobs)
     if arguments.set:
         job.change(arguments.set)
-    return _run(job, Console(stderr=True))
+    return _run(job, arguments, Console(stderr=True))
 
 
-def _run(job: Job, console: Console) -> int:
-    """Run a job until it is finished or stopped, and say what became of it."""
+def _run(job: Job, arguments: argparse.Namespace, console: Console) -> int:
+    """Run a job until it is finished or stopped, and say what became of it; or give it to a cluster."""
+    if arguments.ray:
+        job.submit(arguments.ray, arguments.cpus, arguments.gpus)
+        console.print(f"the cluster has it; `optimize describe {job.name}` follows it", highlight=False)
+        return 0
     status = job.run(console)
     if status.state == "stopped":
         console.print(f"stopped: {status.message}; `optimize resume {job.name}` continues", highlight=False)
@@ -104,6 +108,8 @@ def _describe(arguments: argparse.Namespace) -> int:
         return 0
     out = keys.out or JobsFolder(arguments.jobs).work_folder(job.name)
     rows = [("job", job.name), ("state", status.shown), ("stage", _stage(status)), ("progress", _progress(status))]
+    if (cluster := job.on_cluster()) is not None:
+        rows += [("cluster", f"{cluster[1]} on {cluster[0]}. {cluster[2]}".rstrip(". "))]
     rows += [("message", status.message), ("target", keys.target), ("folder", str(out or "")), ("host", status.host)]
     if status.started:
         rows += [("started", _time(status.started)), ("heard of", f"{_time(status.heartbeat)}{_ago(status)}")]
@@ -117,7 +123,7 @@ def _describe(arguments: argparse.Namespace) -> int:
 
 def _stop(arguments: argparse.Namespace) -> int:
     job = Job(arguments.name, arguments.jobs)
-    host = job.describe().host
+    host = job.describe().host or "its cluster"
     job.stop()
     print(
         f"asked the job {job.name} on {host} to stop after its current step; `optimize describe {job.name}` follows it"
@@ -172,6 +178,9 @@ def _parser() -> argparse.ArgumentParser:
             action.add_argument(
                 "--set", action="append", default=[], metavar="KEY=VALUE", help="set one key of the job, as in a.b=1"
             )
+            action.add_argument("--ray", metavar="ADDRESS", help="let a Ray cluster run it: http://HOST:8265")
+            action.add_argument("--cpus", type=float, default=1, help="cores that it needs there (default: 1)")
+            action.add_argument("--gpus", type=float, default=0, help="GPUs that it needs there (default: none)")
         if name == "create":
             action.add_argument("--workflow", metavar="W", help=", ".join(WORKFLOWS))
             action.add_argument("--recipe", metavar="RECIPE", help="a YAML file, or the name of a shipped recipe")

@@ -21,6 +21,7 @@ from eagle_plugin.learning.data.store.objects import LocalFolder, open_folder
 from eagle_plugin.learning.jobs.recipe import JobError
 
 YAML, STATUS, STOP, LINEAGE = ".yaml", ".status.json", ".stop", ".lineage.json"
+RAY = ".ray.json"  # the cluster that runs a job
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 STALE_S = 60.0  # a running job whose last sign of life is older was interrupted
 State = Literal["created", "running", "stopping", "stopped", "failed", "finished"]

@@ -20,7 +20,7 @@ from vllm_configs import configure, needs
 from vllm_engines import engine, generate, random_shapes, rounds, runner
 from vllm_requests import make_prompts
 
-from eagle_plugin.vllm import latent_attention, latent_limits, runner_choice, unsupported
+from eagle_plugin.vllm import latent_attention, latent_limits, unsupported
 from eagle_plugin.vllm.accepted_tokens import CacheGroup
 from eagle_plugin.vllm.attention import TreeMetadata
 from eagle_plugin.vllm.cache_layout import CacheRows
@@ -196,10 +196,6 @@ def support_backend(name: str) -> Any:
 def test_other_targets_have_no_such_limits(config: VllmConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(type(config.model_config), "use_mla", False)
     assert latent_limits.unserved_latent(config) == ()
-
-
-def test_the_v2_runner_leaves_them_to_v1(config: VllmConfig) -> None:
-    assert runner_choice.unserved_by_v2(config) == ["target DeepseekV3ForCausalLM"]
 
 
 def test_a_checkpoint_without_yarn(models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

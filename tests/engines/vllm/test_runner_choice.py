@@ -13,7 +13,7 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm_configs import DEFAULTS, configure, needs
 
 from eagle_plugin.runtime.startup import StartRefused
-from eagle_plugin.vllm import unsupported
+from eagle_plugin.vllm import runner_choice, unsupported
 
 pytestmark = pytest.mark.usefixtures("lines")
 
@@ -83,13 +83,19 @@ def test_a_user_who_asks_for_a_runner_gets_it(
 
 
 def test_what_the_v2_runner_does_not_serve_is_left_to_v1(
-    target: Path, head: Path, lines: list[str], monkeypatch: pytest.MonkeyPatch
+    target: Path, head: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(vllm_config_module, "HAS_TRITON", True)
     monkeypatch.setenv("EAGLE_VLLM_RUNNER", "v2")
-    made = configure(target, head, enable_lora=True)
-    assert made.parallel_config.worker_cls == unsupported.WORKERS["cpu"] and not made.use_v2_model_runner
-    assert lines == ["eagle-plugin: --enable-lora: trees are served by vLLM's V1 model runner, not by V2 yet"]
+    config = configure(target, head)
+    assert config.use_v2_model_runner
+    needs("parallel_config", "data_parallel_size", 2)(config)
+    assert runner_choice.choose_runner(config)[0]
+    monkeypatch.setattr(type(config.model_config), "is_moe", True)
+    assert runner_choice.choose_runner(config) == (
+        False,
+        "--data-parallel-size with target LlamaForCausalLM: trees are served by vLLM's V1 model runner, not by V2 yet",
+    )
 
 
 def test_an_unknown_runner_is_one_sentence(target: Path, head: Path, monkeypatch: pytest.MonkeyPatch) -> None:

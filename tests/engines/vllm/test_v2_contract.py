@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,21 @@ def test_a_step_calls_what_we_override() -> None:
     assert len(calls(SAMPLE, "self.draft_tokens_handler.set_draft_tokens")) == 1
     # What it drafted is overwritten past the drafts of the step.
     assert assignments(SAMPLE, "draft_tokens[:, num_spec_tokens:]") == ["-1"]
+
+
+def test_embeddings_and_positions_of_several_axes_are_made_after_our_rows() -> None:
+    step = inspect.getsource(STEP)
+    made = ("self.prepare_attn(", "self.model_state.prepare_inputs_embeds(", "self.model_state.prepare_inputs(")
+    assert sorted(made, key=step.index) == list(made)
+
+
+def test_adapters_are_named_after_our_rows_and_once_per_request() -> None:
+    """Of the logits: with drafts a request has several rows of them, which `_set_active_loras` of ours says."""
+    assert calls(STEP, "self._set_active_loras") == ["self._set_active_loras(*lora_inputs)"]
+    step = inspect.getsource(STEP)
+    assert step.index("self.prepare_attn(") < step.index("self._set_active_loras(") < step.index("self.model(**")
+    inputs = defined(V2 / "lora_utils.py", "LoraState.make_lora_inputs")
+    assert assignments(inputs, "prompt_lora_mapping") == ["tuple(lora_ids)"]
 
 
 def test_what_was_accepted_counts_as_of_a_chain() -> None:

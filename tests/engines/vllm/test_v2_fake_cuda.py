@@ -106,6 +106,7 @@ def runner(asked: Any, library: FakeLibrary) -> Any:
         model=SimpleNamespace(compute_logits=lambda hidden: torch.zeros(len(hidden), VOCABULARY, device=CUDA)),
         req_states=SimpleNamespace(num_computed_tokens=staged([9] * B), prefill_len=staged([9] * B)),
         attn_groups=[],
+        model_config=SimpleNamespace(uses_mrope=True),
         structured_outputs_worker=None,
         num_speculative_steps=SHAPE.width - 1,
         max_num_tokens=64,
@@ -147,6 +148,7 @@ def test_a_step(
 
     monkeypatch.setattr(v2_runner, "get_num_sampled_and_rejected", sampled_and_rejected)
     made.prepare_attn(batch)
+    assert made._moved is not None and made._moved.shape == (n,) and all_on_cuda(made._moved)
     state = made._state
     assert all_on_cuda(*state.batch, batch.input_ids, batch.positions)
     state.layers = {"layer": TreeMetadata(state.batch.rows(), table(), torch.zeros(n, dtype=torch.int64, device=CUDA))}

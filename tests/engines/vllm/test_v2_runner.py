@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from interpreted_triton import ROOT, run_tests
-
-V2 = {"VLLM_USE_V2_MODEL_RUNNER": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
+from interpreted_triton import ROOT, V2, run_tests, run_v1_tests
 
 
 def selection(request: pytest.FixtureRequest) -> list[str]:
@@ -32,13 +30,8 @@ def test_requests_with_different_drafts(tmp_path: Path) -> None:
     [
         ("greedy", ""),
         ("greedy_scheduling", ""),
-        ("prefix_drafts", ""),
-        ("features", "reference and not shift"),
-        ("tensor_parallel", "text_of_two_ranks or walked_alike"),
-        ("grammar", "not fewer_rounds and not noticed"),  # which replace methods of the V1 runner
     ],
 )
 @pytest.mark.timeout(1800)
 def test_the_tests_of_the_v1_runner(file: str, chosen: str, tmp_path: Path) -> None:
-    tests = ROOT / f"tests/engines/vllm/test_{file}.py"
-    run_tests([tests, "-k", chosen, "-m", "not matrix"], tmp_path, 1700, **V2)
+    run_v1_tests(file, chosen, tmp_path)

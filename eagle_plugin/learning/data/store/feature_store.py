@@ -11,7 +11,6 @@ kill there is nothing to repair, and no process changes what another one wrote.
 from __future__ import annotations
 
 import hashlib
-import threading
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -27,6 +26,7 @@ from eagle_plugin.learning.data.store.contents import (
     plans_of_run,
     read_contents,
 )
+from eagle_plugin.learning.data.store.document_cache import DocumentCache
 from eagle_plugin.learning.data.store.manifest import MANIFEST, Manifest
 from eagle_plugin.learning.data.store.objects import Folder, LocalFolder, ObjectExists, open_folder
 from eagle_plugin.learning.data.store.plan import Content, Plan, Run, create_plan
@@ -208,7 +208,7 @@ class FeatureStore:
         check_contents(contents, self._folder.url)
         self.manifest, self.entries = contents.manifest, contents.entries
         self._sources = stored_sources(self._folder)
-        self._cache = _Cache(Path(cache), cache_bytes) if cache is not None else None
+        self._cache = DocumentCache(Path(cache), cache_bytes) if cache is not None else None
         self._verified: set[tuple[str, int]] = set()
 
     def terms(self) -> Sources:
@@ -243,42 +243,6 @@ class FeatureStore:
                 return False
             self._verified.add(place)
         return len(data) == Layout.of(self.manifest, entry.length).size
-
-
-class _Cache:
-    """A local folder of documents, named by their sha256, with at most about `limit` bytes."""
-
-    def __init__(self, path: Path, limit: int) -> None:
-        self.path, self._folder, self._limit = path, LocalFolder(path), limit
-        self._lock = threading.Lock()
-        self._used, self._unseen = self._measure(), 0
-
-    def _measure(self) -> int:
-        return sum((self.path / name).stat().st_size for name in self._folder.names())
-
-    def read(self, name: str) -> bytearray | None:
-        try:
-            return self._folder.read(name)
-        except FileNotFoundError:
-            return None
-
-    def remove(self, name: str, size: int) -> None:
-        (self.path / name).unlink(missing_ok=True)
-        with self._lock:
-            self._used -= size
-
-    def write(self, name: str, data: bytes | bytearray) -> None:
-        with self._lock:
-            if self._unseen > self._limit >> 6:  # other processes may write to the same folder
-                self._used, self._unseen = self._measure(), 0
-            if self._used + len(data) > self._limit:
-                return
-            self._used += len(data)
-            self._unseen += len(data)
-        try:
-            self._folder.create(name, data)
-        except ObjectExists:
-            return
 
 
 def _refuse_damage(folder: Folder, found: Contents, current: set[str]) -> None:

@@ -1,0 +1,1 @@
+"""Draft heads for SmolLM2-135M-Instruct, each in a folder of its name; `eagle_plugin.models.shipped` finds them."""
