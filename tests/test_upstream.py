@@ -149,7 +149,7 @@ def test_only_the_patch_passes_its_test(name: str) -> None:
 
 @pytest.mark.matrix
 @pytest.mark.server
-@patches
+@pytest.mark.parametrize("name", ["vllm-min-tokens", "vllm-chunk-ends", "vllm-seed-chunks", "sglang-greedy-cpu"])
 def test_the_patch_repairs_the_fault(name: str) -> None:
     if interpreter(upstream_patches.engine_of(name)) is None:
         pytest.skip(f"{name}: the engine is not installed")

@@ -69,7 +69,7 @@ def try_patch(name: str, python: Path, folder: Path, patched: Path) -> int:
     """Run the test of a patch with the stock engine and with the patched one; returns 0 where only the patch passes."""
     engine, is_expected = upstream_patches.engine_of(name), True
     for what, settings in (("stock", environment(engine)), ("patched", environment(engine, patched))):
-        done = upstream_patches.run_test(name, python, settings, folder / what)
+        done = upstream_patches.run_test(name, python, settings, folder / f"test-{what}")
         print(f"{name}, {what} engine:\n{done.stdout[-6000:]}{done.stderr[-2000:]}", flush=True)
         failed = upstream_patches.REASONS.get(name, "AssertionError")
         is_expected &= (done.returncode == 1 and failed in done.stdout) if what == "stock" else done.returncode == 0
