@@ -12,7 +12,7 @@ from pathlib import Path
 from eagle_plugin.common.atomic_io import write_output
 from eagle_plugin.common.errors import UserError
 from eagle_plugin.learning.data.provenance import of_prompts, read_sources, write_sources
-from eagle_plugin.learning.data.rows import Split, TokenRow, format_row
+from eagle_plugin.learning.data.rows import TokenRow, format_row
 from eagle_plugin.learning.data.sources.builtin_prompts import SOURCES, parsed_modules
 from eagle_plugin.learning.data.sources.prompts import Prompt, assign_id_and_split, format_prompt, read_prompts
 
@@ -54,9 +54,11 @@ def write_prompts(own: Path | None, count: int, held_out: int, traffic: Path, me
     train, rest = chosen
     write_output(measured, [format_prompt(replace(prompt, split="val")) for prompt in rest])
     val = min(count // 2, max(VAL_DOCUMENTS, count // 50))
-    splits: list[Split] = ["val"] * val + ["train"] * (count - val)
     write_sources(traffic, {NAME: SOURCES["code"]} if own is None else of_prompts(read_sources(own)))
-    write_output(traffic, [format_prompt(replace(one, split=split)) for one, split in zip(train, splits, strict=True)])
+    write_output(
+        traffic,
+        [format_prompt(replace(one, split="val" if place < val else "train")) for place, one in enumerate(train)],
+    )
 
 
 def split_prompts(prompts: Sequence[Prompt], count: int, held_out: int) -> tuple[list[Prompt], list[Prompt]] | None:
