@@ -73,8 +73,7 @@ LAW: dict[str, set[str]] = {
     "learning.loop": {
         "bench",
         "bench.states",
-        "traffic.metrics",
-        "traffic.settings",
+        "collect.settings",
         "learning.data",
         "learning.evaluate.responses",
         "models",

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from eagle_plugin.learning.data import target_files
+from eagle_plugin.learning.data.provenance import Terms, read_sources, write_sources
 from eagle_plugin.learning.data.rows import read_rows
 from eagle_plugin.learning.data.sources.prompts import Prompt, format_prompt, read_prompts
 from eagle_plugin.learning.loop.prompts import (
@@ -51,7 +52,9 @@ def test_the_library_has_enough_prompts_for_the_default_loop(tmp_path: Path) -> 
     write_prompts(None, 300, 40, tmp_path / "prompts.jsonl", tmp_path / "held-out.jsonl")
     train, held_out = (list(read_prompts(tmp_path / f"{name}.jsonl")) for name in ("prompts", "held-out"))
     assert (len(train), len(held_out)) == (300, 40) and not contents(train) & contents(held_out)
-    assert {one.split for one in train} == {"train"} and {one.split for one in held_out} == {"val"}
+    assert [one.split for one in train] == ["val"] * 6 + ["train"] * 294  # 6 for the learning curve
+    assert {one.split for one in held_out} == {"val"}
+    assert read_sources(tmp_path / "prompts.jsonl") == {"stdlib": Terms("PSF-2.0")}
 
 
 def test_of_own_prompts_the_first_question_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,6 +75,10 @@ def test_of_own_prompts_the_first_question_is_asked(tmp_path: Path, monkeypatch:
     write_held_out_rows(tmp_path / "measured.jsonl", tmp_path, tmp_path / "rows.jsonl")
     (row,) = read_rows(tmp_path / "rows.jsonl")
     assert (row.id, row.source, row.prompt_ids) == ("p-1#0", "own", [2, 2])  # with the system turn
+    # The answers are the target's own, so what forbids to train on the recorded ones does not matter.
+    write_sources(path, {"own": Terms("mit", trains_models=False, answers_only=True)})
+    write_prompts(path, 1, 0, tmp_path / "prompts.jsonl", tmp_path / "none.jsonl")
+    assert read_sources(tmp_path / "prompts.jsonl") == {"own": Terms("mit")}
     with pytest.raises(LoopError, match="found 1 different prompts, wanted 300 \\+ 40"):
         write_prompts(path, 300, 40, tmp_path / "a", tmp_path / "b")
     assert not (tmp_path / "a").exists() and not (tmp_path / "b").exists()

@@ -15,8 +15,7 @@ from eagle_plugin.learning.loop import command, step
 from eagle_plugin.learning.loop.prompts import LoopError
 
 NAMES = [
-    "prompts", "traffic", "export", "prepare", "rows", "features of recorded rows", "train head", "accept length",
-    "benchmark", "report", "exchange", "summary",
+    "prompts", "traffic", "train head", "accept length", "benchmark", "report", "exchange", "summary",
 ]  # fmt: skip
 
 
@@ -32,13 +31,11 @@ def test_the_job_trains_on_the_recorded_traffic_and_measures_what_is_held_out(
     stages = plan(tmp_path, tiny_target, tiny_eagle3, *options)
     assert list(stages) == NAMES
     assert len({stage.output for stage in stages.values()}) == len(stages)
-    for maker, user in (("export", "prepare"), ("prepare", "rows"), ("rows", "features of recorded rows")):
-        args = stages[maker].args
-        assert args[args.index("--out") + 1] in stages[user].args  # each reads what the one before wrote
-    prepare, bench = stages["prepare"].args, stages["benchmark"].args
-    assert "--keep-responses" in prepare and prepare[prepare.index("--val-share") + 1] == "0.5"  # of so few prompts
-    recipe = yaml.safe_load(stages["train head"].recipe)
-    assert recipe["data"]["store"] == [str(tmp_path / "features/recorded")]
+    recipe, bench = yaml.safe_load(stages["train head"].recipe), stages["benchmark"].args
+    store = tmp_path / "features/recorded"
+    assert recipe["data"]["store"] == [str(store)] and stages["traffic"].output == store / "manifest.json"
+    # Of other settings nothing is continued.
+    assert stages["traffic"].partial == (tmp_path / "recorded.jsonl", tmp_path / "recorded.skipped.jsonl", store)
     assert (recipe["head"]["from"], recipe["budget"]["epochs"]) == (str(tiny_eagle3), 3)
     assert float(recipe["optimiser"]["lr"]) == 1e-5
     held_out = str(tmp_path / "held-out.jsonl")
@@ -64,6 +61,14 @@ def test_every_step_has_a_function_that_takes_its_arguments(tmp_path, tiny_targe
     assert step.main(*own["summary"]) == 1
 
 
+def test_the_vocabulary_is_counted_in_the_recorded_answers(tmp_path, tiny_target, tiny_eagle3) -> None:
+    values = command.workflow_values("traffic-builtin", str(tiny_target), str(tiny_eagle3), [], [])
+    job = command.check_job(values | {"vocabulary": 32}, [], "the recipe")
+    names = {stage.name: stage.args for stage in list_stages(job, tiny_target, tmp_path)}
+    assert list(names)[:3] == ["prompts", "traffic", "vocabulary"]
+    assert str(tmp_path / "recorded.jsonl") in names["vocabulary"]
+
+
 def test_without_an_exchange(tmp_path, tiny_target, tiny_eagle3) -> None:
     stages = plan(tmp_path, tiny_target, tiny_eagle3, "--no-swap", "--swap-clients", "2")
     assert list(stages) == [name for name in NAMES if name != "exchange"]
@@ -85,6 +90,7 @@ def test_other_options_are_refused_with_both_values(tmp_path, tiny_target, tiny_
         ({"compare": None}, "needs the head that serves"),
         ({"prompts": {"builtin": 5}}, "no prompts"),
         ({"traffic": None}, "no traffic"),
+        ({"aux_layers": [2, 4]}, "the aux layers of the head that serves"),
     ],
 )
 def test_a_recipe_that_contradicts_itself_is_refused(tiny_target, tiny_eagle3, keys, message) -> None:

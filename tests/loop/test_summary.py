@@ -28,7 +28,6 @@ def folder_of_a_loop(folder: Path, after: float = 2.75, **swap: Any) -> Path:
     """What the steps leave, as far as the summary reads it."""
     (folder / "benchmark").mkdir(parents=True)
     (folder / "benchmark/states.json").write_text(states_report().model_dump_json())
-    (folder / "traffic.json").write_text(json.dumps({"asked": 300, "recorded": 298}))
     details = {
         "base": {"stdlib": {"chain4_t0": stats(2.0), "tree16_t0": stats(2.5)}},
         "head": {"stdlib": {"chain4_t0": stats(2.2), "tree16_t0": stats(after)}},
@@ -37,7 +36,7 @@ def folder_of_a_loop(folder: Path, after: float = 2.75, **swap: Any) -> Path:
     (folder / "recorded.jsonl").write_text("{}\n" * 290)
     (folder / "swap.json").write_text(json.dumps(SWAP | swap))
     stages = {"train head": {"seconds": 61.0}, "traffic": {"seconds": 20.0}}
-    recipe = {"traffic": {"prompts": "/data/questions.jsonl", "held_out": 40}}
+    recipe = {"traffic": {"prompts": "/data/questions.jsonl", "count": 300, "held_out": 40}}
     (folder / "lineage.json").write_text(json.dumps({"stages": stages, "recipe": recipe}))
     return folder
 
@@ -62,9 +61,7 @@ def test_the_file_has_what_the_steps_measured(tmp_path: Path) -> None:
     report = report_of(folder_of_a_loop(tmp_path / "loop"))
     found = json.loads((tmp_path / "loop/loop.json").read_text())
     assert (found["accept_length_before"], found["accept_length_after"], found["gain"]) == (2.5, 2.75, 0.1)
-    assert found["prompts"] == {
-        "domain": "questions.jsonl", "asked": 300, "recorded": 298, "trained_on": 290, "held_out": 40,
-    }  # fmt: skip
+    assert found["prompts"] == {"domain": "questions.jsonl", "asked": 300, "recorded": 290, "held_out": 40}
     assert {row["state"] for row in found["states"]} == {"none", "base", "trained"}
     assert found["swap"]["failed"] == 0 and found["total_seconds"] == 81.0
     assert LoopReport.model_validate(found) == report and report.good
@@ -81,12 +78,13 @@ def test_the_tables_tell_states_gain_and_exchange(tmp_path: Path) -> None:
     text = io.StringIO()
     print_report(report_of(folder_of_a_loop(tmp_path / "loop")), Console(file=text, width=120))
     lines = " ".join(text.getvalue().split())
-    for part in ("no EAGLE", "trained head", "tree of 16", "+10.0%", "290 trained on", "0 of 30 failed", "8%: reached"):
+    parts = ("no EAGLE", "trained head", "tree of 16", "+10.0%", "290 recorded", "0 of 30 failed", "8%: reached")
+    for part in (*parts, "minutes: train head 1.0, traffic 0.3"):
         assert part in lines, part
 
 
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     folder = folder_of_a_loop(tmp_path / "loop")
-    (folder / "traffic.json").write_text("{")
-    with pytest.raises(LoopError, match="traffic.json is not JSON"):
+    (folder / "swap.json").write_text("{")
+    with pytest.raises(LoopError, match="swap.json is not JSON"):
         report_of(folder)

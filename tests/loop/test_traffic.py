@@ -1,45 +1,61 @@
-"""Which prompts a capture has, and how long the loop waits for the rest."""
+"""The traffic of the loop at a real server: one pass leaves the answers, and the hidden states of each of them."""
 
 from __future__ import annotations
 
 import json
-import threading
-import time
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
-from eagle_plugin.learning.data.traffic.segments import SegmentWriter
-from eagle_plugin.learning.loop.traffic import answers_counted, recorded_questions, wait_recorded
+import pytest
 
+from eagle_plugin.learning.data import collect
+from eagle_plugin.learning.data.rows import DataError, TokenRow, format_row, read_rows
+from eagle_plugin.learning.data.store.feature_store import FeatureStore
+from eagle_plugin.learning.loop import traffic
+from eagle_plugin.learning.loop.prompts import LoopError
 
-def record(text: str) -> bytes:
-    turns = [{"role": "system", "content": "s"}, {"role": "user", "content": text}]
-    return json.dumps({"v": 1, "id": text, "request": {"messages": turns}, "response": {"text": "x"}}).encode() + b"\n"
-
-
-def test_a_capture_tells_which_questions_it_has(tmp_path: Path) -> None:
-    assert recorded_questions(tmp_path / "none") == set() and answers_counted(tmp_path / "none") == 0
-    writer = SegmentWriter(tmp_path, 10**9)
-    for text in ("one", "two"):
-        writer.append(record(text))
-    writer.append(record("three")[:30] + b"\n")  # cut by a kill
-    writer.write_counts({"records": 2, "filtered": 1, "dropped:aborted": 3, "bytes": 900})
-    assert recorded_questions(tmp_path) == {"one", "two"}
-    assert answers_counted(tmp_path) == 6
+pytest.importorskip("sglang")
 
 
-def test_it_waits_for_a_slow_writer_and_gives_up_on_a_dead_one(tmp_path: Path) -> None:
-    writer = SegmentWriter(tmp_path, 10**9)
+@pytest.mark.server
+def test_one_pass_records_answers_and_states_and_continues_after_a_kill(
+    tmp_path: Path, tiny_target: Path, tiny_eagle3: Path
+) -> None:
+    """An answer whose states were lost with the server is there: it is not asked again, its states are computed."""
+    lost = TokenRow("p-0#0", "own", [5, 9, 40], list(range(60, 76)), "length", "train", 0.0)
+    (tmp_path / "recorded.jsonl").write_text(format_row(lost) + format_row(lost)[:30])  # a kill cut the second line
+    prompts = [
+        {"id": f"p-{i}", "source": "own", "split": "val" if i == 1 else "train"}
+        | {"messages": [{"role": "user", "content": f"question {i}"}], "sampling": {"temperature": 1.0}}
+        for i in range(5)
+    ]
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(one) + "\n" for one in prompts))
+    traffic.record_traffic(tiny_target, tiny_eagle3, tmp_path, "sglang", 16, 3)
 
-    def write() -> None:
-        for count in range(1, 5):
-            time.sleep(0.05)
-            writer.write_counts({"records": count})
+    rows = {row.id: row for row in read_rows(tmp_path / "recorded.jsonl")}
+    assert rows["p-0#0"] == lost and rows.keys() == {f"p-{i}#0" for i in range(5)}
+    assert {row.temperature for row in rows.values()} == {0.0}  # greedy, whatever the prompt says
+    store = FeatureStore(tmp_path / "features/recorded")  # refuses a store that is not whole
+    assert {entry.id: entry.split for entry in store.entries} == {row.id: row.split for row in rows.values()}
+    for entry in store.entries:
+        document, row = store.read(entry), rows[entry.id]
+        assert document.ids.tolist() == row.prompt_ids + row.response_ids
+        assert int(document.mask.sum()) == len(row.response_ids) == 16
+        assert document.last[:-1].any(dim=1).all() and document.aux is not None
+        assert bool(document.last[-1].any()) == (entry.id == "p-0#0")  # a prefill knows the last state too
 
-    thread = threading.Thread(target=write)
-    thread.start()
-    wait_recorded(tmp_path, 4, patience_s=10, pause_s=0.01)
-    assert answers_counted(tmp_path) == 4
-    thread.join()
-    began = time.monotonic()
-    wait_recorded(tmp_path, 5, patience_s=0.1, pause_s=0.01)
-    assert 0.1 <= time.monotonic() - began < 5
+
+def test_what_is_missing_ends_the_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that nothing is trained on a part of the traffic; a server that is gone says so itself."""
+    server = SimpleNamespace(url="http://127.0.0.1:9", check_alive=lambda when: asked.append(when))
+    monkeypatch.setattr(traffic, "plugin_server", lambda *_: nullcontext(server))
+    monkeypatch.setattr(collect, "main", lambda _: 1)
+    asked: list[str] = []
+    with pytest.raises(LoopError, match="not every prompt has an answer"):
+        traffic.record_traffic(tmp_path, tmp_path, tmp_path, "sglang", 16, 3)
+    monkeypatch.undo()
+    monkeypatch.setattr(traffic, "plugin_server", lambda *_: nullcontext(server))
+    with pytest.raises(DataError, match="no server writes into"):
+        traffic.record_traffic(tmp_path, tmp_path, tmp_path, "sglang", 16, 3)
+    assert asked == ["while it answered prompts"]

@@ -26,6 +26,7 @@ from eagle_plugin.learning.data.store.features import Readout, load_target
 from eagle_plugin.learning.data.store.sizes import target_sizes
 from eagle_plugin.learning.jobs import estimate_command
 from eagle_plugin.learning.jobs.estimate import config_folder
+from eagle_plugin.learning.jobs.job_file import dump_job, workflow_values
 from eagle_plugin.learning.train.methods import ObjectiveSettings
 from eagle_plugin.learning.train.objectives import Objective
 from eagle_plugin.learning.train.recipe import HeadSettings, parse_recipe
@@ -78,6 +79,16 @@ def test_what_a_small_job_wrote(job, tiny_target, capsys, monkeypatch) -> None:
     lengths = ["--prompt-tokens", mean["tokens"] - mean["response_tokens"], "--answer-tokens", mean["response_tokens"]]
     guessed = estimated(capsys, job["recipe"], "--dialogues", int(found["rows"]), *lengths)
     assert guessed["store_bytes"] == pytest.approx(found["store_bytes"], rel=0.05)
+
+
+def test_a_server_that_stores_the_features_needs_no_process_for_them(
+    job, tiny_target, tiny_eagle3, tmp_path, capsys
+) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(dump_job(workflow_values("traffic-builtin", str(tiny_target), str(tiny_eagle3), [], [])))
+    found, with_it = estimated(capsys, recipe), estimated(capsys, job["recipe"], "--rows", job["rows"])
+    assert found["rows"] == 300 and found["store_bytes"] > 0 and found["generate_hours"] > 0
+    assert {key for key in with_it if key.startswith("features_")} and not any("features" in key for key in found)
 
 
 def test_arithmetic_and_bytes_of_the_target(tiny_target) -> None:

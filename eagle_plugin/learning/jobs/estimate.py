@@ -92,7 +92,11 @@ def estimate(job: JobFile, asked: Asked) -> list[Stat]:
         aux = _aux_layers(job, target)
         layout = features_layout(target.hidden_size, target.num_layers, target.vocab_size, aux)
         store = _store(job, asked, layout)
-        stats = [*_data(store, asked), *_target(job, target, store, asked), *_features(target, store, layout, asked)]
+        stats = [
+            *_data(store, asked),
+            *_target(job, target, store, asked),
+            *_features(job, target, store, layout, asked),
+        ]
         head = None
         for stage in list_stages(job, folder, Path("out"), minutes=job.train_minutes):
             if not stage.recipe:
@@ -185,14 +189,19 @@ def _target(job: JobFile, target: TargetSizes, store: StoreSizes, asked: Asked) 
     ]
 
 
-def _features(target: TargetSizes, store: StoreSizes, layout: Manifest, asked: Asked) -> list[Stat]:
+def _features(job: JobFile, target: TargetSizes, store: StoreSizes, layout: Manifest, asked: Asked) -> list[Stat]:
+    stored = [
+        Stat("token_bytes", "bytes per token in the store", bytes_per_token(layout), "", "exact"),
+        Stat("store_bytes", "feature store", store.size, "B", "derived" if asked.rows is None else "exact"),
+    ]
+    if job.traffic is not None:  # the server that answers stores them
+        return stored
     flops = target.forward_flops(store.tokens, store.tokens / max(1, store.documents) / 2)
     states = (len(layout.aux_layers) + 1) * target.hidden_size * target.dtype_bytes
     # The states of a batch, and as much again for the layer that runs.
     memory = target.parameters * target.dtype_bytes + 2 * BATCH_TOKENS * states
     return [
-        Stat("token_bytes", "bytes per token in the store", bytes_per_token(layout), "", "exact"),
-        Stat("store_bytes", "feature store", store.size, "B", "derived" if asked.rows is None else "exact"),
+        *stored,
         Stat("features_bytes", "memory of a process of `data features`", memory, "B", "rough"),
         Stat("features_flops", "arithmetic of the features", flops, "FLOP", "derived"),
         Stat("features_hours", "features, hours of one device", _hours(flops, 0, asked), "h", "rough"),

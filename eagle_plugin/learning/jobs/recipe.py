@@ -64,7 +64,7 @@ class RecordedSettings(_Section):
 
 
 class TrafficSettings(_Section):
-    """Questions that a server with the head `compare` answers and records; the recorded answers are trained on."""
+    """Questions that a server with the head `compare` answers; its answers and hidden states are trained on."""
 
     prompts: Path | None = None  # a file of `data prepare`; default: questions about Python's standard library
     count: Positive = 300  # prompts that are asked
@@ -125,6 +125,8 @@ class JobRecipe(_Section):
             )
         if self.traffic is not None and (self.compare is None or self.prompts != PromptSettings() or self.recorded):
             raise ValueError("traffic needs the head that serves in `compare`, and no prompts and recorded beside it")
+        if self.traffic is not None and self.aux_layers is not None:
+            raise ValueError("traffic has the aux layers of the head that serves; delete aux_layers")
         if self.exchange is not None and self.traffic is None:
             raise ValueError("exchange asks the held-out prompts of traffic, and there is no traffic; add it")
         return self

@@ -49,14 +49,12 @@ def data_stages(job: JobRecipe, target: Path, data: Path) -> Iterator[Stage]:
         out = data / VOCABULARY
         args = ["data", "vocabulary", *map(str, rows), "--target", str(target), "--size", str(job.vocabulary)]
         yield Stage("vocabulary", [*args, "--out", str(out)], out)
-    for file in rows:
+    for file in rows if job.traffic is None else ():  # the server of the traffic stores them
         store = features_of(file)
         args = ["data", "features", str(file), "--target", str(target), "--store", str(store)]
         if job.aux_layers is not None:
             args += ["--aux-layers", ",".join(map(str, job.aux_layers))]
-        # Of traffic the rows follow from the settings alone; rows of other settings would stay in the store.
-        partial = (store,) if job.traffic is not None else ()
-        yield Stage(f"features of {file.stem} rows", args, store / "manifest.json", partial=partial)
+        yield Stage(f"features of {file.stem} rows", args, store / "manifest.json")
 
 
 def head_stages(job: JobRecipe, target: Path, out: Path, data: Path, minutes: float | None) -> Iterator[Stage]:

@@ -1,4 +1,4 @@
-"""The stages of a job that trains on recorded traffic: those before the features, and those after the training.
+"""The stages of a job that trains on recorded traffic: those before the training, and those after it.
 
 What is no sub-command of eagle-plugin is a step of `learning/loop`, in a process of its own.
 """
@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from eagle_plugin.bench.choices import default_engine
+from eagle_plugin.learning.jobs.answers import features_of
 from eagle_plugin.learning.jobs.recipe import JobRecipe, TrafficSettings
-from eagle_plugin.learning.jobs.stage import Stage, terms_options
+from eagle_plugin.learning.jobs.stage import Stage
 
 STEP = "eagle_plugin.learning.loop.step"
 HELD_OUT, HELD_OUT_ROWS, ACCEPT = "held-out.jsonl", "held-out-rows.jsonl", "accept-details.json"
-VAL_DOCUMENTS = 6  # of the recorded answers, for the learning curve: 2 % of 300
 
 
 def engine_of(job: JobRecipe) -> str:
@@ -32,9 +32,9 @@ def step(
 
 
 def traffic_stages(job: JobRecipe, traffic: TrafficSettings, target: Path, data: Path) -> Iterator[Stage]:
-    """Choose prompts, record the answers to them, and bring these to token ids."""
-    recorded, exported = data / "traffic.json", data / "traffic.jsonl"
-    prepared, rows = data / "prepared.jsonl", data / "recorded.jsonl"
+    """Choose prompts, and record the answers to them with their hidden states."""
+    rows = data / "recorded.jsonl"
+    store = features_of(rows)
     chosen: dict[str, object] = {"own": traffic.prompts, "count": traffic.count, "held_out": traffic.held_out}
     yield step("prompts", data / "prompts.jsonl", {"target": target, "folder": data, **chosen})
     asked: dict[str, object] = {
@@ -43,15 +43,10 @@ def traffic_stages(job: JobRecipe, traffic: TrafficSettings, target: Path, data:
         "concurrency": traffic.concurrency,
     }
     # What a run before this one has recorded stays, if the same was asked of the same.
-    settings = json.dumps([chosen, asked, target, job.compare], default=str)
-    made = data / "capture", recorded
-    yield step("traffic", recorded, {"target": target, "head": job.compare, "folder": data, **asked}, made, settings)
-    yield Stage("export", ["capture", "export", str(data / "capture"), "--out", str(exported)], exported)
-    share = min(0.5, max(0.02, VAL_DOCUMENTS / traffic.count))
-    args = ["data", "prepare", str(exported), "--keep-responses", "--target", str(target), "--source", "traffic"]
-    args += ["--val-share", f"{share:g}", "--out", str(prepared), *terms_options(job)]
-    yield Stage("prepare", args, prepared)
-    yield Stage("rows", ["data", "render", str(prepared), "--target", str(target), "--out", str(rows)], rows)
+    settings = json.dumps([target, job.compare, chosen, asked], default=str)
+    made = rows, rows.with_suffix(".skipped.jsonl"), store
+    values = {"target": target, "head": job.compare, "folder": data, **asked}
+    yield step("traffic", store / "manifest.json", values, made, settings)
 
 
 def accept_stages(

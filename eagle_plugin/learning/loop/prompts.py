@@ -11,13 +11,15 @@ from pathlib import Path
 
 from eagle_plugin.common.atomic_io import write_output
 from eagle_plugin.common.errors import UserError
+from eagle_plugin.learning.data.provenance import of_prompts, read_sources, write_sources
 from eagle_plugin.learning.data.rows import TokenRow, format_row
-from eagle_plugin.learning.data.sources.builtin_prompts import parsed_modules
+from eagle_plugin.learning.data.sources.builtin_prompts import SOURCES, parsed_modules
 from eagle_plugin.learning.data.sources.prompts import Prompt, assign_id_and_split, format_prompt, read_prompts
 
 DOMAIN = "functions of Python's standard library, to be explained"
 NAME = "stdlib"
 LEFT_OUT = {"site-packages", "test", "tests", "idlelib", "lib2to3", "encodings"}
+VAL_DOCUMENTS = 6  # at the least, of the prompts that are asked: for the learning curve
 QUESTION = "Explain what this Python function does.\n\n```python\n{code}\n```"
 
 
@@ -35,6 +37,8 @@ def choose_prompts(own: Path | None, count: int, held_out: int, target: Path, fo
 def write_prompts(own: Path | None, count: int, held_out: int, traffic: Path, measured: Path) -> None:
     """Write `count` prompts of the traffic and `held_out` others; both are files of `data prepare`'s form.
 
+    A fiftieth of the traffic is of split val.
+
     own: a file of prompts; None: questions about the standard library.
 
     Raises:
@@ -49,7 +53,12 @@ def write_prompts(own: Path | None, count: int, held_out: int, traffic: Path, me
         )
     train, rest = chosen
     write_output(measured, [format_prompt(replace(prompt, split="val")) for prompt in rest])
-    write_output(traffic, [format_prompt(replace(prompt, split="train")) for prompt in train])
+    val = min(count // 2, max(VAL_DOCUMENTS, count // 50))
+    write_sources(traffic, {NAME: SOURCES["code"]} if own is None else of_prompts(read_sources(own)))
+    write_output(
+        traffic,
+        [format_prompt(replace(one, split="val" if place < val else "train")) for place, one in enumerate(train)],
+    )
 
 
 def split_prompts(prompts: Sequence[Prompt], count: int, held_out: int) -> tuple[list[Prompt], list[Prompt]] | None:

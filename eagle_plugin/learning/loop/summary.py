@@ -45,7 +45,7 @@ class LoopReport(Strict):
     gain: float = Field(description="after / before - 1")
     wanted_gain: float = WANTED_GAIN
     accept_lengths: dict[str, dict[str, Length]] = Field(description="of each shape, before and after the training")
-    prompts: dict[str, Any] = Field(description="the domain, and how many were asked, recorded, trained on, held out")
+    prompts: dict[str, Any] = Field(description="the domain, and how many were asked, recorded, held out")
     states: list[dict[str, Any]] = Field(description="medians of each state of the benchmark at each number of clients")
     verdict: str
     swap: dict[str, Any] | None = Field(description="what the exchange did to the requests; null if it was left out")
@@ -71,7 +71,7 @@ def summarise(out: Path, data: Path, swap: bool) -> None:
         LoopError: a file is missing or damaged.
     """
     states = StatesReport.model_validate(_read(out / "benchmark/states.json"))
-    traffic, lineage = _read(data / "traffic.json"), _read(out / "lineage.json")
+    lineage = _read(out / "lineage.json")
     seconds = {name: stage["seconds"] for name, stage in lineage["stages"].items()}
     lengths = accepted(_read(out / "accept-details.json"))
     first, settings = lengths[FIRST_SHAPE], lineage["recipe"]
@@ -83,9 +83,8 @@ def summarise(out: Path, data: Path, swap: bool) -> None:
         accept_lengths=lengths,
         prompts={
             "domain": DOMAIN if own is None else Path(own).name,
-            "asked": traffic["asked"],
-            "recorded": traffic["recorded"],
-            "trained_on": (data / "recorded.jsonl").read_bytes().count(b"\n"),
+            "asked": settings["traffic"]["count"],
+            "recorded": (data / "recorded.jsonl").read_bytes().count(b"\n"),
             "held_out": settings["traffic"]["held_out"],
         },
         states=[
@@ -160,7 +159,7 @@ def print_report(report: LoopReport, console: Console) -> None:
     console.print(table)
     lines = [
         f"prompts: {prompts['domain']}; {prompts['asked']} asked, {prompts['recorded']} recorded, "
-        f"{prompts['trained_on']} trained on, {prompts['held_out']} held out"
+        f"{prompts['held_out']} held out"
     ]
     if swap := report.swap:
         lines.append(
@@ -169,6 +168,7 @@ def print_report(report: LoopReport, console: Console) -> None:
         )
     wanted = "reached" if report.gain >= report.wanted_gain else "not reached"
     lines += [
+        "minutes: " + ", ".join(f"{name} {seconds / 60:.1f}" for name, seconds in report.seconds.items()),
         report.verdict,
         f"[bold]accept length {report.accept_length_before:.2f} -> {report.accept_length_after:.2f}, "
         f"{report.gain:+.1%}[/] (wanted {report.wanted_gain:.0%}: {wanted}); "
