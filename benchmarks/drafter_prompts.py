@@ -56,8 +56,8 @@ def questions_of(name: str) -> list[Question]:
     if name == "ordinary":
         prompts = [question.prompt for question in chain.from_iterable(assign_rounds(read_questions(question_files())))]
     elif name == "repeating":
-        texts = [textwrap.dedent(inspect.getsource(function))[:CODE_CHARACTERS] for function in CODE]
-        prompts = [task.format(text=text) for text in texts for task in TASKS]
+        sources = [textwrap.dedent(inspect.getsource(function))[:CODE_CHARACTERS] for function in CODE]
+        prompts = [task.format(text=source) for source in sources for task in TASKS]
     else:
         prompts = eval_prompts(name)
     return [Question(id=f"{name}-{i}", group=name, prompt=text) for i, text in enumerate(prompts)]

@@ -7,7 +7,8 @@ The engine's scheduler runs in this process, on the CPU, without a server (bench
 benchmarks/vllm_rounds.py), with eager rounds and with captured ones. Native kernels, the forwards of the models and
 replays of captured functions run outside the clock (benchmarks/launches.py): what is left is the host's work. On a GPU
 a launch also takes the driver's time; torch's operations on tiny CPU tensors take about as long as their launches
-there. The assumptions are in the output. All batches are interleaved; a time is the median over the repeats of the
+there. A captured round runs after emulated replays, which leave the processor's caches cold: its times are upper
+bounds. All batches are interleaved; a time is the median over the repeats of the
 median over the rounds, with its quartiles.
 
 With `--policies` only captured rounds are measured, with the shapes that each policy chooses (host_policies.py). Each
@@ -29,10 +30,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.host_engines import documents_of_both, rounds_of
 from benchmarks.host_policies import PoliciesReport, measure_policies, policies_report, show_policies
-from benchmarks.host_report import AIMS, ASSUMPTIONS, Cost, HostTime, ScenarioReport, show, simulate_round
+from benchmarks.host_report import AIMS, Cost, HostTime, ScenarioReport, show
 from benchmarks.host_rounds import Run, Scenario
 from benchmarks.launches import ENGINE, GRAPH, OURS, Launch, Probe
-from benchmarks.roofline import H100, H200
 from eagle_plugin.bench.choices import parse_shape
 from eagle_plugin.bench.machine import describe_machine, installed_versions
 from eagle_plugin.bench.outputs import write_json
@@ -72,18 +72,8 @@ def measure(engine: str, shape: Shape, batches: Sequence[tuple[int, float]], rep
         eager, captured = (
             cost(times[one.name, kind], counted[one.name, kind], module.PHASES) for kind in (False, True)
         )
-        reports[one.name] = ScenarioReport(
-            batch=one.batch,
-            sampled=one.temperature > 0,
-            eager=eager,
-            captured=captured,
-            simulated={
-                device.name: [
-                    simulate_round(eager, captured, module.PARTS, device, shape, one.batch, on) for on in (False, True)
-                ]
-                for device in (H100, H200)
-            },
-        )
+        sampled = one.temperature > 0
+        reports[one.name] = ScenarioReport(batch=one.batch, sampled=sampled, eager=eager, captured=captured)
     return HostTime(
         date=datetime.date.today().isoformat(),
         engine=engine,
@@ -92,7 +82,6 @@ def measure(engine: str, shape: Shape, batches: Sequence[tuple[int, float]], rep
         rounds=rounds,
         scenarios=reports,
         aims=AIMS,
-        assumptions=list(ASSUMPTIONS),
         versions=installed_versions(("torch", engine, "apache-tvm-ffi", "eagle-plugin")),
         machine=describe_machine(),
     )
