@@ -1,15 +1,7 @@
-"""One engine of step `text`: python -m benchmarks.gpu.engine_case CASE --models FOLDER --device cuda --json FILE.
-
-It runs in a process of its own, because the plugin is chosen when SGLang is imported.
-"""
+"""The engines of step `text`, how each is started, and what all of them are asked."""
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -57,7 +49,7 @@ def asks(tiny: bool) -> Iterator[tuple[str, Ask]]:
     part = 4 if tiny else 1
 
     def greedy(tokens: int, **more: Any) -> dict[str, Any]:
-        return {"temperature": 0, "ignore_eos": True, "max_new_tokens": max(tokens // part, 8), **more}
+        return {"temperature": 0, "ignore_eos": True, "tokens": max(tokens // part, 8), **more}
 
     yield "warm-up", Ask([prompt(i, 5 + i) for i in range(8)], [greedy(32)] * 8)
     yield "alone", Ask([prompt(20, 9)], [greedy(128)])
@@ -113,40 +105,3 @@ def flags(name: str, models: Path, on_gpu: bool) -> dict[str, Any]:
         if not case.graphs:
             found["cuda_graph_backend_decode"] = "disabled"
     return found
-
-
-def answer(engine: Any, ask: Ask) -> dict[str, Any]:
-    """What the engine says, and how fast."""
-    began = time.perf_counter()
-    answers = engine.generate(input_ids=ask.prompts, sampling_params=ask.parameters)
-    seconds = time.perf_counter() - began
-    about = [one["meta_info"] for one in answers]
-    found = {"text": [one["output_ids"] for one in answers], "text_is_plain": ask.text_is_plain, "seconds": seconds}
-    found["tokens"] = sum(one["completion_tokens"] for one in about)
-    return found | {"rounds": sum(one.get("spec_verify_ct") or 0 for one in about)}
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("case", choices=CASES)
-    parser.add_argument("--models", type=Path, required=True)
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--tiny", action="store_true")
-    parser.add_argument("--json", type=Path, required=True)
-    options = parser.parse_args()
-    import sglang
-
-    began = time.perf_counter()
-    engine = sglang.Engine(**flags(options.case, options.models, options.device.startswith("cuda")))
-    found: dict[str, Any] = {"start_seconds": time.perf_counter() - began, "asks": {}}
-    for name, ask in asks(options.tiny):
-        if options.case == "engine" and not ask.text_is_plain:
-            continue  # its sampled verification needs FlashInfer
-        found["asks"][name] = answer(engine, ask)
-    options.json.write_text(json.dumps(found), encoding="utf-8")
-    sys.stdout.flush()
-    os._exit(0)  # the parent ends the processes of the engine, which is quicker than a shutdown
-
-
-if __name__ == "__main__":
-    main()

@@ -56,7 +56,9 @@ class Answers(EngineProcess):
         self.case = CASES["sglang"][name]
         self._answer = {"text": text, "tokens": 6, "rounds": rounds, "seconds": 2.0}
 
-    def ask(self, prompts: list[list[int]], temperature: float, tokens: int, forget: bool = False) -> dict[str, Any]:
+    def ask(
+        self, prompts: list[list[int]], temperature: float, tokens: int, forget: bool = False, timed: bool = False
+    ) -> Any:
         return self._answer
 
 
@@ -118,7 +120,9 @@ class Starts(Answers):
             self._together.wait(60)
         return 1.0
 
-    def ask(self, prompts: list[list[int]], temperature: float, tokens: int, forget: bool = False) -> dict[str, Any]:
+    def ask(
+        self, prompts: list[list[int]], temperature: float, tokens: int, forget: bool = False, timed: bool = False
+    ) -> Any:
         self.asked += 1
         if self._how.startswith("fails") and self.asked > len(SMALLEST.warm_up) + 4:  # after the first row
             raise StepError(f"{self.case.what} does not answer: it has ended")

@@ -14,10 +14,10 @@ from safetensors import safe_open
 
 from benchmarks.gpu import yardstick
 from benchmarks.gpu.model_cases import CHAIN, FIXED, TREE
+from benchmarks.gpu.model_engine import STARTED, Event, Window, measure
 from benchmarks.gpu.model_process import EngineProcess
 from benchmarks.gpu.steps import Setting, StepError
 from benchmarks.gpu.yardstick_cases import CASES, FULL, SMALLEST, Start, arguments, environment, wanted_length
-from benchmarks.gpu.yardstick_engine import STARTED, Event, Window, measure
 from benchmarks.gpu.yardstick_models import MODELS, TINY_MODELS, write_models
 from eagle_plugin.core.shape import PLAIN, Shape
 from eagle_plugin.heads.checkpoint import check_head
@@ -128,8 +128,10 @@ class Answers(EngineProcess):
     def log(self) -> str:
         return self._text
 
-    def ask(self, prompts: list[list[int]], temperature: float, tokens: int, forget: bool = False) -> dict[str, Any]:
-        assert all(len(prompt) == SMALLEST.prompt for prompt in prompts)
+    def ask(
+        self, prompts: list[list[int]], temperature: float, tokens: int, forget: bool = False, timed: bool = False
+    ) -> dict[str, Any]:
+        assert timed and all(len(prompt) == SMALLEST.prompt for prompt in prompts)
         return self._answer
 
 
