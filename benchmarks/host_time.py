@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.host_engines import documents_of_both, rounds_of
 from benchmarks.host_policies import PoliciesReport, measure_policies, policies_report, show_policies
 from benchmarks.host_report import AIMS, Cost, HostTime, ScenarioReport, show
-from benchmarks.host_rounds import Run, Scenario
+from benchmarks.host_rounds import Run, scenarios_of
 from benchmarks.launches import ENGINE, GRAPH, OURS, Launch, Probe
 from eagle_plugin.bench.choices import parse_shape
 from eagle_plugin.bench.machine import describe_machine, installed_versions
@@ -49,10 +49,7 @@ POLICIES_FILE = "host-time.json"
 def measure(engine: str, shape: Shape, batches: Sequence[tuple[int, float]], repeats: int, rounds: int) -> HostTime:
     """Run all batches eagerly and captured `repeats` times, interleaved, and once more to count."""
     module = rounds_of(engine)
-    scenarios = [
-        Scenario(f"{'sampled' if temperature else 'greedy'} {batch}", batch, temperature)
-        for batch, temperature in batches
-    ]
+    scenarios = scenarios_of(batches)
     kinds = [(one, captured) for one in scenarios for captured in (False, True)]
     times: dict[tuple[str, bool], list[dict[str, float]]] = {(one.name, captured): [] for one, captured in kinds}
     counted: dict[tuple[str, bool], dict[Launch, int]] = {}

@@ -6,8 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-TREE = {"speculative_num_steps": 3, "speculative_eagle_topk": 4, "speculative_num_draft_tokens": 16}
-CHAIN = {"speculative_num_steps": 3, "speculative_eagle_topk": 1, "speculative_num_draft_tokens": 4}
+from benchmarks.gpu import model_cases
+from benchmarks.gpu.model_cases import CHAIN, FIXED, TREE, sglang_arguments
+from eagle_plugin.core.shape import Shape
+
 LARGEST_GRAPH = 8  # batches of more requests run without graphs
 
 
@@ -16,13 +18,18 @@ class Case(NamedTuple):
 
     what: str
     plugin: bool
-    speculation: dict[str, Any]  # empty: plain decoding
+    shape: Shape | None  # None: plain decoding
     graphs: bool = True
     overlap: bool = True
 
+    @property
+    def started(self) -> model_cases.Case:
+        """As the cases of step `model`."""
+        return model_cases.Case(self.what, self.plugin, self.shape, "float32", FIXED)
+
 
 CASES = {
-    "plain": Case("plain decoding", False, {}),
+    "plain": Case("plain decoding", False, None),
     "eager": Case("the plugin without graphs and overlap", True, TREE, graphs=False, overlap=False),
     "graphs": Case("the plugin with graphs", True, TREE, overlap=False),
     "overlap": Case("the plugin with graphs and overlap", True, TREE),
@@ -68,40 +75,22 @@ def asks(tiny: bool) -> Iterator[tuple[str, Ask]]:
 def environment(name: str, on_gpu: bool, cache: Path) -> dict[str, str]:
     """What the process of a case needs beside the environment of this one."""
     case = CASES[name]
-    found = {"EAGLE_PLUGIN": "1" if case.plugin else "0", "EAGLE_POLICY": "fixed", "EAGLE_CACHE_DIR": str(cache)}
-    # SGLang's kernels for prompts multiply float32 in TF32 unless Triton is told not to; in ieee they compile for a
-    # minute.
-    found |= {"TRITON_F32_DEFAULT": "tf32x3", "NVIDIA_TF32_OVERRIDE": "0", "HF_HUB_OFFLINE": "1"}
-    if not on_gpu:
-        found |= {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1"}
-        found |= {"EAGLE_OVERLAP": "1"} if case.plugin and case.overlap else {}
-        found |= {"EAGLE_GRAPHS": "emulate"} if case.plugin and case.graphs else {}
+    found = model_cases.environment("sglang", case.started, on_gpu) | {"EAGLE_CACHE_DIR": str(cache)}
+    if case.plugin and not on_gpu:
+        found |= ({"EAGLE_OVERLAP": "1"} if case.overlap else {}) | ({"EAGLE_GRAPHS": "emulate"} if case.graphs else {})
     return found
 
 
 def flags(name: str, models: Path, on_gpu: bool) -> dict[str, Any]:
     """The engine's arguments."""
     case = CASES[name]
-    found: dict[str, Any] = {"model_path": str(models / "target"), "device": "cuda" if on_gpu else "cpu"}
-    found |= {"dtype": "float32", "context_length": 1024, "max_total_tokens": 16384, "max_running_requests": 12}
-    found |= {
-        "random_seed": 1,
-        "skip_server_warmup": True,
-        "log_level": "info",
-        "mem_fraction_static": 0.5 if on_gpu else 0.3,
-    }
-    if case.speculation:
-        found |= {"speculative_algorithm": "EAGLE3", "speculative_draft_model_path": str(models / "head")}
-        found |= case.speculation
+    found = sglang_arguments(case.started, models / "target", models / "head", on_gpu)
+    found |= {"context_length": 1024, "max_total_tokens": 16384, "max_running_requests": 12, "sleep_on_idle": False}
+    found["mem_fraction_static"] = 0.5 if on_gpu else 0.3
     if not case.overlap:
         found["disable_overlap_schedule"] = True
     if on_gpu:
-        found |= {
-            "attention_backend": "triton",
-            "sampling_backend": "pytorch",
-            "cuda_graph_backend_prefill": "disabled",
-        }
-        found["cuda_graph_bs_decode"] = [1, 2, 4, LARGEST_GRAPH]
+        found |= {"cuda_graph_backend_prefill": "disabled", "cuda_graph_bs_decode": [1, 2, 4, LARGEST_GRAPH]}
         if not case.graphs:
             found["cuda_graph_backend_decode"] = "disabled"
     return found
