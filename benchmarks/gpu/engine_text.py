@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.engine_case import CASES, asks, environment, flags
-from benchmarks.gpu.model_process import serving
+from benchmarks.gpu.model_process import OTHERS, SERVES, serving
 from benchmarks.gpu.server import need_modules
 from benchmarks.gpu.steps import Setting, StepError
 from eagle_plugin.kernels import loader
@@ -24,7 +24,6 @@ ROOT = Path(__file__).resolve().parents[2]
 TINY_CASES = ("plain", "overlap")
 LIMIT = 600.0  # seconds for a start, and for an answer
 VOCABULARY, HEADS = 512, 8  # SGLang's kernels copy rows of whole 16 bytes
-SERVES = "is served by the plugin's draft trees"  # in the start-up line, as in eagle_plugin/bench, which needs httpx
 LINES = r"eagle-plugin: (?:the self-test of|\d+ (?:CUDA|emulated) graphs)[^\n]*"
 
 
@@ -105,7 +104,7 @@ def compare(found: dict[str, Any], plain: dict[str, Any]) -> dict[str, Any]:
 def check(row: dict[str, Any], log: str) -> None:
     """StepError when the engine's own worker served, or a text is another one."""
     # A worker whose self-test failed in the real round hands over after it has logged that it serves.
-    reason = re.findall(r"eagle-plugin [^\n]*is served by SGLang's own worker[^\n]*", log)
+    reason = re.findall(OTHERS, log)
     if reason or SERVES not in log:
         raise StepError(f"{row['what']}: the plugin does not serve: {reason[0] if reason else 'the log has no reason'}")
     if row["different"]:

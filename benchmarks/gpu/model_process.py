@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import selectors
 import signal
 import subprocess
@@ -19,6 +20,8 @@ from benchmarks.gpu.steps import Setting, StepError
 
 START_LIMIT = {True: 200.0, False: 900.0}  # seconds, on a GPU and on a CPU; the engines start at the same time
 ANSWER_LIMIT = 120.0
+SERVES = "is served by the plugin's draft trees"  # in the start-up line, as in eagle_plugin/bench, which needs httpx
+OTHERS = r"eagle-plugin [^\n]*is served by (?:SGLang|vLLM)'s own worker[^\n]*"  # why, in a log
 SHOWN = 5000  # characters of the log of an engine that does not answer
 
 
@@ -40,6 +43,16 @@ class EngineProcess:
         if self._start_seconds is None:
             self._start_seconds = float(self._read(limit)["start_seconds"])
         return self._start_seconds
+
+    def wait_until_it_serves(self, limit: float) -> float:
+        """Seconds of the start; StepError where it does not start or another worker than the plugin's serves."""
+        seconds, log = self.wait_for_start(limit), self.log()
+        # A worker whose self-test failed in the real round hands over after it has logged that it serves.
+        others = re.findall(OTHERS, log)
+        if self.case.plugin and (others or SERVES not in log):
+            reason = others[0] if others else "the engine's log has no reason"
+            raise StepError(f"{self.case.what}: the plugin does not serve: {reason}")
+        return seconds
 
     def end(self) -> None:
         """End it at once; its memory is free then."""

@@ -8,7 +8,6 @@ plain decoding, which no rate changes much; and tokens per second at these rates
 from __future__ import annotations
 
 import random
-import re
 import statistics
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -18,9 +17,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu.engine_text import SERVES
 from benchmarks.gpu.model_process import START_LIMIT, EngineProcess, serving
-from benchmarks.gpu.model_speed import OTHERS, log_folder
+from benchmarks.gpu.model_speed import log_folder
 from benchmarks.gpu.server import need_modules
 from benchmarks.gpu.steps import Setting, StepError
 from benchmarks.gpu.yardstick_cases import (
@@ -98,7 +96,7 @@ def measure_cases(
         ready = []
         for name, engine in engines.items():
             with failing(model, name, found, setting):
-                wait_until_it_serves(engine, START_LIMIT[setting.on_gpu])
+                engine.wait_until_it_serves(START_LIMIT[setting.on_gpu])
                 ready.append(name)
         for name in ready:
             with failing(model, name, found, setting):
@@ -134,14 +132,6 @@ def started(
     case, log = CASES[engine][name], logs / f"{model.name.replace(' ', '-')}-{name}.log"
     given = arguments(engine, case, Start(*places, on_gpu, fraction_of(model, setting), size, rates))
     return serving(case, engine, given, environment(engine, case, on_gpu, rates), log)
-
-
-def wait_until_it_serves(engine: EngineProcess, limit: float) -> None:
-    """StepError when it does not start, or the plugin does not serve where it should."""
-    engine.wait_for_start(limit)
-    if engine.case.plugin and (SERVES not in engine.log() or re.search(OTHERS, engine.log())):
-        reason = re.findall(OTHERS, engine.log()) or ["the engine's log has no reason"]
-        raise StepError(f"{engine.case.what}: the plugin does not serve: {reason[0]}")
 
 
 def measure(

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from benchmarks.gpu import model_rows, model_speed
-from benchmarks.gpu.engine_text import SERVES
 from benchmarks.gpu.model_cases import (
     CASES,
     FULL,
@@ -23,7 +22,7 @@ from benchmarks.gpu.model_cases import (
     SMALLEST,
     cases_of,
 )
-from benchmarks.gpu.model_process import EngineProcess
+from benchmarks.gpu.model_process import SERVES, EngineProcess
 from benchmarks.gpu.model_rows import Measured
 from benchmarks.gpu.model_speed import FLOAT32
 from benchmarks.gpu.steps import Setting, StepError
