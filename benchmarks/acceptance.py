@@ -46,8 +46,10 @@ from eagle_plugin.core.shape import Shape
 from eagle_plugin.core.tree import CandidateTable, DraftTree, select_tree
 from eagle_plugin.heads.draft_head import DraftHead
 from eagle_plugin.heads.load import load_any_head
+from eagle_plugin.learning.data.rows import TokenRow
 from eagle_plugin.learning.evaluate.acceptance import reach_probabilities, walked_nodes
 from eagle_plugin.learning.evaluate.chains import chain_acceptance, graft_chains, sample_chains
+from eagle_plugin.learning.evaluate.responses import chat_ids, generate_responses
 from eagle_plugin.learning.reference.draft import HeadPrefill, draft_candidates, prefill_head
 from eagle_plugin.learning.reference.target import target_features, tree_logits
 from eagle_plugin.models.shipped import HEAD, head_folder, question_files
@@ -103,22 +105,6 @@ def parse() -> argparse.Namespace:
     return options
 
 
-def generate_response(
-    model: Any, ids: list[int], n: int, temperature: float, end: int, gen: torch.Generator
-) -> list[int]:
-    """The target's tokens after ids, at most n, the end-of-text token included."""
-    tokens, cache, unread = list(ids), None, torch.tensor([ids])
-    while len(tokens) < len(ids) + n and tokens[-1] != end:
-        output = model(unread, past_key_values=cache, use_cache=True, logits_to_keep=1)
-        logits, cache = output.logits[0, -1].float(), output.past_key_values
-        if temperature:
-            tokens.append(int(torch.multinomial((logits / temperature).softmax(-1), 1, generator=gen)))
-        else:
-            tokens.append(int(logits.argmax()))
-        unread = torch.tensor([tokens[-1:]])
-    return tokens
-
-
 def generate_contexts(
     model: Any,
     head: DraftHead,
@@ -127,15 +113,14 @@ def generate_contexts(
     options: argparse.Namespace,
     temperature: float,
 ) -> Iterator[Contexts]:
-    gen = torch.Generator().manual_seed(options.seed)
-    for prompt in prompts:
-        chat = [{"role": "user", "content": prompt.prompt}]
-        ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
-        tokens = generate_response(model, ids, options.tokens, temperature, tokenizer.eos_token_id, gen)
-        roots = torch.arange(len(ids), len(tokens) - 1, 2)
+    rows = [TokenRow(one.id, one.group, chat_ids(tokenizer, one.prompt), [], "", "val") for one in prompts]
+    ends = [tokenizer.eos_token_id]
+    for row in generate_responses(model, rows, temperature, options.tokens, options.seed, ends):
+        tokens = row.prompt_ids + row.response_ids
+        roots = torch.arange(len(row.prompt_ids), len(tokens) - 1, 2)
         if len(roots):
             prefill = prefill_head(head, tokens, target_features(model, head, tokens))
-            yield Contexts(prompt.id, model, head, tokens, prefill, roots, temperature)
+            yield Contexts(row.id, model, head, tokens, prefill, roots, temperature)
 
 
 def distribution(logits: Tensor, temperature: float) -> Tensor:

@@ -21,7 +21,8 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -167,16 +168,13 @@ def measure(options: argparse.Namespace, console: Console) -> dict[str, Any]:
     return report(ways, stores, rows["two stages"], rows["collect"], options)
 
 
-def _serving(spec: ServerSpec, folder: Path, console: Console) -> Server:
+@contextmanager
+def _serving(spec: ServerSpec, folder: Path, console: Console) -> Iterator[Server]:
     console.print(f"starting a server: {spec.label}")
-    server = Server.of(spec, folder / "logs").start()
-    try:
+    with Server.of(spec, folder / "logs") as server:
         server.wait_ready()
         check_worker(server, spec.mode)
-    except BaseException:
-        server.stop()
-        raise
-    return server
+        yield server
 
 
 def report(

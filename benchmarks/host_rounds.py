@@ -45,6 +45,11 @@ class Scenario(NamedTuple):
         return [10 + (7 * number + 3 * i) % (VOCABULARY - 20) for i in range(PROMPT_TOKENS)]
 
 
+def scenarios_of(batches: Sequence[tuple[int, float]]) -> list[Scenario]:
+    """Of numbers of requests and their temperature."""
+    return [Scenario(f"{'sampled' if heat else 'greedy'} {batch}", batch, heat) for batch, heat in batches]
+
+
 class Run(NamedTuple):
     """Rounds of one scenario from its prefill on."""
 

@@ -7,7 +7,8 @@ The engine's scheduler runs in this process, on the CPU, without a server (bench
 benchmarks/vllm_rounds.py), with eager rounds and with captured ones. Native kernels, the forwards of the models and
 replays of captured functions run outside the clock (benchmarks/launches.py): what is left is the host's work. On a GPU
 a launch also takes the driver's time; torch's operations on tiny CPU tensors take about as long as their launches
-there. The assumptions are in the output. All batches are interleaved; a time is the median over the repeats of the
+there. A captured round runs after emulated replays, which leave the processor's caches cold: its times are upper
+bounds. All batches are interleaved; a time is the median over the repeats of the
 median over the rounds, with its quartiles.
 
 With `--policies` only captured rounds are measured, with the shapes that each policy chooses (host_policies.py). Each
@@ -18,10 +19,8 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import statistics
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -29,14 +28,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.host_engines import documents_of_both, rounds_of
 from benchmarks.host_policies import PoliciesReport, measure_policies, policies_report, show_policies
-from benchmarks.host_report import AIMS, ASSUMPTIONS, Cost, HostTime, ScenarioReport, show, simulate_round
-from benchmarks.host_rounds import Run, Scenario
-from benchmarks.launches import ENGINE, GRAPH, OURS, Launch, Probe
-from benchmarks.roofline import H100, H200
+from benchmarks.host_report import AIMS, HostTime, ScenarioReport, cost_of, show
+from benchmarks.host_rounds import Round, Run, scenarios_of
+from benchmarks.launches import Probe
 from eagle_plugin.bench.choices import parse_shape
 from eagle_plugin.bench.machine import describe_machine, installed_versions
 from eagle_plugin.bench.outputs import write_json
-from eagle_plugin.bench.quartiles import Quartiles, quartiles
 from eagle_plugin.common.command_end import end_of
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.policy.chooser import MODES
@@ -49,41 +46,21 @@ POLICIES_FILE = "host-time.json"
 def measure(engine: str, shape: Shape, batches: Sequence[tuple[int, float]], repeats: int, rounds: int) -> HostTime:
     """Run all batches eagerly and captured `repeats` times, interleaved, and once more to count."""
     module = rounds_of(engine)
-    scenarios = [
-        Scenario(f"{'sampled' if temperature else 'greedy'} {batch}", batch, temperature)
-        for batch, temperature in batches
-    ]
+    scenarios = scenarios_of(batches)
     kinds = [(one, captured) for one in scenarios for captured in (False, True)]
-    times: dict[tuple[str, bool], list[dict[str, float]]] = {(one.name, captured): [] for one, captured in kinds}
-    counted: dict[tuple[str, bool], dict[Launch, int]] = {}
+    found: dict[tuple[str, bool], list[list[Round]]] = {(one.name, captured): [] for one, captured in kinds}
     runs = [Run(one, captured, rounds, False) for _ in range(repeats) for one, captured in kinds]
     runs += [Run(one, captured, 1, True) for one, captured in kinds]
     probe = Probe()
     with tempfile.TemporaryDirectory() as folder, probe.native_kernels():
-        for run, found in module.Rounds(module.boot(Path(folder), shape), probe).run(runs):
-            key = (run.scenario.name, run.captured)
-            if run.counting:
-                counted[key] = found[0].launches
-                continue
-            rows = [one.microseconds | {"worker": one.worker} for one in found]
-            times[key].append({part: statistics.median(row[part] for row in rows) for part in rows[0]})
+        for run, measured in module.Rounds(module.boot(Path(folder), shape), probe).run(runs):
+            found[run.scenario.name, run.captured].append(measured)
     reports = {}
     for one in scenarios:
-        eager, captured = (
-            cost(times[one.name, kind], counted[one.name, kind], module.PHASES) for kind in (False, True)
-        )
-        reports[one.name] = ScenarioReport(
-            batch=one.batch,
-            sampled=one.temperature > 0,
-            eager=eager,
-            captured=captured,
-            simulated={
-                device.name: [
-                    simulate_round(eager, captured, module.PARTS, device, shape, one.batch, on) for on in (False, True)
-                ]
-                for device in (H100, H200)
-            },
-        )
+        of = (found[one.name, kind] for kind in (False, True))
+        eager, captured = (cost_of(mine[:-1], mine[-1], module.PHASES) for mine in of)
+        sampled = one.temperature > 0
+        reports[one.name] = ScenarioReport(batch=one.batch, sampled=sampled, eager=eager, captured=captured)
     return HostTime(
         date=datetime.date.today().isoformat(),
         engine=engine,
@@ -92,7 +69,6 @@ def measure(engine: str, shape: Shape, batches: Sequence[tuple[int, float]], rep
         rounds=rounds,
         scenarios=reports,
         aims=AIMS,
-        assumptions=list(ASSUMPTIONS),
         versions=installed_versions(("torch", engine, "apache-tvm-ffi", "eagle-plugin")),
         machine=describe_machine(),
     )
@@ -114,35 +90,6 @@ def compare_policies(options: argparse.Namespace, batches: Sequence[tuple[int, f
         engines |= PoliciesReport.model_validate_json(text).engines
     write_json(policies_report(engines), file)
     return 0
-
-
-def cost(times: list[dict[str, float]], launches: dict[Launch, int], phases: Sequence[str]) -> Cost:
-    """The report of one kind of round: medians of each repeat, and the launches of one round."""
-
-    def of(part: str) -> Quartiles:
-        return quartiles([row[part] for row in times])
-
-    def by_phase(found: dict[Launch, int]) -> dict[str, int]:
-        return {phase: sum(n for launch, n in found.items() if launch.phase == phase) for phase in phases}
-
-    graphs = {launch: n for launch, n in launches.items() if launch.name.startswith(GRAPH)}
-    ours = {launch: n for launch, n in launches.items() if launch.whose == OURS and launch not in graphs}
-    engine = {launch: n for launch, n in launches.items() if launch.whose == ENGINE and launch not in graphs}
-    names: Counter[str] = Counter()
-    for launch, number in ours.items():
-        names[launch.name] += number
-    return Cost(
-        worker_us=of("worker"),
-        scheduler_us=of("scheduler"),
-        phases_us={phase: of(phase) for phase in phases},
-        launches=sum(ours.values()),
-        graph_launches=sum(graphs.values()),
-        launches_by_phase=by_phase(ours),
-        graph_launches_by_phase=by_phase(graphs),
-        launches_by_name=dict(names.most_common()),
-        engine_launches=sum(engine.values()),
-        engine_launches_by_phase=by_phase(engine),
-    )
 
 
 def main() -> int:

@@ -6,13 +6,13 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 from rich.console import Console
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.peagle_heads import LAYERS, PreparedHead, default_head, prepare_head
 from benchmarks.peagle_report import (
     FORMS,
     PEagleMeasurement,
@@ -38,14 +38,20 @@ from eagle_plugin.bench.prompt_kinds import PROMPT_KINDS, questions_of
 from eagle_plugin.bench.serving.report import ServingSettings
 from eagle_plugin.bench.steal import StealWatch
 from eagle_plugin.common.command_line import Parser
+from eagle_plugin.heads.export import save_head
+from eagle_plugin.heads.files import HeadError
+from eagle_plugin.heads.load import load_any_head
+from eagle_plugin.heads.manifest import trained_depths
+from eagle_plugin.models.shipped import head_folder
 
+SHIPPED = "smollm2-135m-instruct-peagle"
 KS = (3, 7, 11)  # levels
 MOST_LEVELS = 16  # of a P-EAGLE head in both engines
 REPEATS, QUICK_REPEATS = 3, 2
 QUICK_CLIENTS, QUICK_KS = (1, 4), (3, 11)
 SERVER_GIB = 2.0  # of one server of the default target, about
 
-EXPLANATION = f"""\
+EXPLANATION = """\
 The benchmark of P-EAGLE: draft time, tokens per second and accept length with 3, 7 and 11 levels.
 
 Every server drafts one shape in all rounds (EAGLE_POLICY=fixed). With K levels a chain is K/1/K+1, and a tree is
@@ -60,15 +66,13 @@ draft_ms is the mean time in which the server drafts a round of its batch (EAGLE
 draft_time_ratio_k11_over_k3 compares the P-EAGLE head's chains of 11 and of 3 levels at the fewest clients.
 
 A P-EAGLE head is served with more levels than it was trained for where --ks asks for them: the servers get a copy
-without the record of its training. --untrained makes one of the EAGLE-3 head, with a new mask_hidden: its draft time
-is that of a trained head of {LAYERS} layers, its accept length and tokens per second say nothing.
+without the record of its training.
 """
 EXAMPLES = """
 examples:
   make bench-peagle                                        all servers, 1 to 32 clients (about an hour)
   make bench-peagle ARGS=--quick                           3 and 11 levels, 1 and 4 clients: a trial of ten minutes
   make bench-peagle ENGINE=vllm ARGS='--forms chain --concurrency 1 8'
-  make bench-peagle ARGS='--untrained --quick'             draft time only, without a P-EAGLE head
   make bench-peagle ARGS='--peagle-head heads/mine --ks 3 5 8'
   make bench-peagle ARGS=--resume                          continue after an interruption
 """
@@ -78,9 +82,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The benchmark's options."""
     parser = Parser(prog="peagle.py", description=EXPLANATION, epilog=EXAMPLES)
     add_server_options(parser)
-    heads = parser.add_mutually_exclusive_group()
-    heads.add_argument("--peagle-head", type=Path, help=f"the P-EAGLE head's folder (default: {default_head()})")
-    heads.add_argument("--untrained", action="store_true", help="make one of the EAGLE-3 head: draft time only")
+    parser.add_argument("--peagle-head", default=SHIPPED, help=f"the P-EAGLE head's folder or name ({SHIPPED})")
     parser.add_argument("--ks", type=_levels, nargs="+", metavar="K", help="levels (default: 3 7 11)")
     parser.add_argument("--forms", choices=FORMS, nargs="+", default=list(FORMS), help="default: chain tree")
     clients = "numbers of clients (default: 1 2 4 8 16 32)"
@@ -102,6 +104,36 @@ def _levels(text: str) -> int:
     return value
 
 
+class PreparedHead(NamedTuple):
+    """The P-EAGLE head of a run, as the servers get it."""
+
+    folder: Path
+    name: str
+    trained_levels: int | None  # by the record of its training
+
+
+def prepare_head(target: Path, given: str | Path, copy: Path, levels: int) -> PreparedHead:
+    """The P-EAGLE head that the servers get. Raises HeadError.
+
+    One whose record says that it was trained for fewer than `levels` would be served with so many only: `copy` is then
+    written without the record.
+    """
+    folder = head_folder(given)
+    if not (folder / "config.json").is_file():
+        raise HeadError(
+            f"there is no P-EAGLE head in {folder}; train one (make head KIND=peagle), or name another folder "
+            "(--peagle-head)"
+        )
+    head = load_any_head(folder, target)
+    if head.kind != "peagle":
+        raise HeadError(f"--peagle-head {folder} is a head of kind {head.kind}, wanted peagle; name another folder")
+    trained = trained_depths(folder)
+    if trained is None or trained >= levels:
+        return PreparedHead(folder, folder.name, trained)
+    save_head(head, copy, target_dir=target)
+    return PreparedHead(copy, folder.name, trained)
+
+
 def run(options: argparse.Namespace, steps: Steps) -> None:
     """Start the servers, measure, and write the report. Raises ServerError, LoadError, ValueError or UserError."""
     check_engine(options.engine, options.device)
@@ -113,8 +145,7 @@ def run(options: argparse.Namespace, steps: Steps) -> None:
     questions = {kind: questions_of(kind, target) for kind in options.prompts}
     base = base_spec(options, target, plan.max_concurrency, plan.cache_tokens())
     assert base.head is not None
-    given = None if options.untrained else options.peagle_head or default_head()
-    head: PreparedHead = prepare_head(target, base.head, given, options.untrained, options.out / "peagle-head", max(ks))
+    head = prepare_head(target, options.peagle_head, options.out / "peagle-head", max(ks))
     configs = {form: {str(config): config for config in group_configs(form, ks)} for form in options.forms}
     groups = {form: group_specs(base, head.folder.resolve(), form, ks) for form in options.forms}
     specs = {name: spec for group in groups.values() for name, spec in group.items()}
@@ -141,7 +172,6 @@ def run(options: argparse.Namespace, steps: Steps) -> None:
         target=target.name,
         head=base.head.name,
         peagle_head=head.name,
-        peagle_is_trained=head.is_trained,
         peagle_trained_levels=head.trained_levels,
         rows=rows,
         steal=StealCount.of(*watches),

@@ -146,7 +146,6 @@ class PEagleReport(Report):
     target: str
     head: str = Field(description="the EAGLE-3 head")
     peagle_head: str
-    peagle_is_trained: bool = Field(description="if not, only draft_ms and memory_mib say something about P-EAGLE")
     peagle_trained_levels: int | None
     rows: list[Row]
     steal: StealCount
@@ -201,10 +200,9 @@ def draft_time_ratio(rows: Sequence[Row], kind: Kind) -> float | None:
 
 def peagle_table(report: PEagleReport) -> Table:
     """One row per server and number of clients."""
-    untrained = "" if report.peagle_is_trained else "the P-EAGLE head is untrained: its draft ms alone count; "
     table = plain_table(
         f"{report.target}, {report.engine} {report.engine_version}, bf16: output tokens per second",
-        f"{untrained}medians, ratios repeat by repeat; draft: ms per round of the batch; "
+        f"medians, ratios repeat by repeat; draft: ms per round of the batch; "
         f"{report.settings.threads} threads on {report.machine.cpu}",
         COLUMNS,
         left=("head", "shape"),
@@ -227,8 +225,6 @@ def summary_lines(report: PEagleReport) -> list[str]:
         verdict = "below" if ours < AIM else "not below"
         other = "" if theirs is None else f"; EAGLE-3 {theirs:.2f}"
         lines.append(f"draft time of 11 levels over that of 3: P-EAGLE {ours:.2f}, {verdict} {AIM}{other}")
-    if not report.peagle_is_trained:
-        lines.append("the P-EAGLE head is untrained: its tokens per second and accept length say nothing")
     lines.append(report.steal.sentence())
     busiest = max(row.others for row in report.rows)
     lines.append(f"other processes used at most {busiest:.0%} of the machine during a measurement")
@@ -269,6 +265,5 @@ def draw_peagle(report: PEagleReport, path: Path) -> None:
     for axes in (times, ratios):
         finish_axes(axes)
         axes.legend(fontsize=8, frameon=False)
-    head = "" if report.peagle_is_trained else "untrained P-EAGLE head: draft times only; "
-    caption = f"{head}{report.machine.cores} cores, {report.machine.cpu}; {report.date[:10]}"
+    caption = f"{report.machine.cores} cores, {report.machine.cpu}; {report.date[:10]}"
     save_figure(figure, path, caption)

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import privacy_tools
-from privacy_texts import NEGATIVES, POSITIVES, Labelled
+from privacy_sets import Labelled, written_texts
 from rich.console import Console
 from rich.table import Table
 
@@ -60,8 +60,9 @@ def main() -> int:
 
 
 def _written(scanner: Scanner) -> tuple[list[Measured], list[Measured]]:
-    private = [Measured(case.type, "written", covers(scanner, case), repr(case.text)) for case in POSITIVES]
-    return private, [_alarm(scanner, "written", text) for text in NEGATIVES]
+    private, harmless = written_texts()
+    found = [Measured(case.type, "written", covers(scanner, case), repr(case.text)) for case in private]
+    return found, [_alarm(scanner, "written", text) for text in harmless]
 
 
 def _generated(scanner: Scanner, split: str) -> tuple[list[Measured], list[Measured]]:

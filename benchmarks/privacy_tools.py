@@ -12,13 +12,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import privacy_tools_development
-import privacy_tools_reported
+from privacy_sets import framed, read_texts
 
 from eagle_plugin.learning.data.privacy.redact import redact
 from eagle_plugin.learning.data.privacy.scanner import Scanner
 
-HALVES = {"development": privacy_tools_development, "reported": privacy_tools_reported}
 # What a text is put into: the whole text of a message is JSON, or JSON is in prose, or the text is code.
 WRAPPINGS: dict[str, Callable[[str], str]] = {
     "as it is": lambda text: text,
@@ -44,17 +42,16 @@ class ToolText:
 
 def private_texts(half: str) -> Iterator[ToolText]:
     """Every text of this half in every wrapping."""
-    for kind, cases in HALVES[half].PRIVATE.items():
+    for kind, frame, value in framed(read_texts(f"tools-{half}")):
+        inner = json.dumps(value)[1:-1] if frame[0] in "{[" else value
         for wrapping, wrap in WRAPPINGS.items():
-            for frame, value in cases:
-                inner = json.dumps(value)[1:-1] if frame[0] in "{[" else value
-                yield ToolText(kind, wrapping, wrap(frame.replace("§", inner)), value, wrap(frame.replace("§", "")))
+            yield ToolText(kind, wrapping, wrap(frame.replace("§", inner)), value, wrap(frame.replace("§", "")))
 
 
 def harmless_texts(half: str) -> Iterator[tuple[str, str]]:
     """Every harmless text of this half in every wrapping, as (wrapping, text)."""
     for wrapping, wrap in WRAPPINGS.items():
-        yield from ((wrapping, wrap(text)) for text in HALVES[half].HARMLESS)
+        yield from ((wrapping, wrap(text)) for text in read_texts(f"tools-{half}")["harmless"])
 
 
 def is_hidden(text: ToolText, scanner: Scanner) -> bool:

@@ -1,13 +1,10 @@
-"""How long a decode round takes on a GPU by the memory roofline, and how much of the host's time overlap hides.
+"""What a decode round reads and writes on a GPU: pure arithmetic.
 
-Pure arithmetic. A forward of few rows reads all weights of its layers once and the keys and values of its requests
-once; it takes bytes / bandwidth. Compute, NCCL and imperfect bandwidth are left out: on a real GPU the device is
-slower, so more of the host's time is hidden than here.
+A forward of few rows reads all weights of its layers once and the keys and values of its requests once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from eagle_plugin.core.shape import Shape
@@ -99,42 +96,3 @@ def plain_bytes(model: Decoder, batch: int, context: int, itemsize: int = 2) -> 
     """Bytes of a step of plain decoding."""
     cache = model.layers * batch * context * model.kv_elements()
     return (model.target_weights() + cache) * itemsize + 2 * 4 * batch * model.vocabulary
-
-
-class Phase(NamedTuple):
-    """One phase of a round on both sides, in microseconds."""
-
-    host: float
-    device: float
-
-
-class TimeLine(NamedTuple):
-    """A round in the steady state, in microseconds."""
-
-    period: float  # from one round to the next
-    device: float  # of it the device computes
-    host: float  # of it the host works, the scheduler included
-
-    @property
-    def hidden(self) -> float:
-        """The share of the host's time during which the device computes, 0 to 1."""
-        return 1 - (self.period - self.device) / self.host if self.host else 1.0
-
-
-def simulate(phases: Sequence[Phase], scheduler: float, overlap: bool, rounds: int = 200) -> TimeLine:
-    """Lay rounds out on two lines, host and device.
-
-    The device starts a phase when the host has launched all of it and the phase before is done. After a round's
-    launches the scheduler works for `scheduler` microseconds: with overlap once the round *before* is done, without it
-    once this round is done, because it reads the results.
-    """
-    host, device, ends = 0.0, 0.0, [0.0]
-    for _ in range(rounds):
-        for phase in phases:
-            host += phase.host
-            device = max(device, host) + phase.device
-        ends.append(device)
-        host = max(host, ends[-2] if overlap else device) + scheduler
-    half = rounds // 2
-    period = (ends[-1] - ends[half]) / (rounds - half)
-    return TimeLine(period, sum(p.device for p in phases), sum(p.host for p in phases) + scheduler)

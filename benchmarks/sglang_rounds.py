@@ -60,7 +60,6 @@ from eagle_plugin.sglang.worker import TreeWorker
 
 # The phases of a round, in their order.
 BEGIN, DRAFT, PREPARE, TAIL, EXTEND, REST = PHASES = ("begin", "draft", "verify preparation", "tail", "extend", "rest")
-PARTS = (((BEGIN, DRAFT), "draft"), ((PREPARE,), "verify"), ((TAIL,), "tail"), ((EXTEND, REST), "extend"))
 
 
 def boot(folder: Path, shape: Shape, most: int = MAX_BATCH, policy: MakePolicy | None = None) -> Scheduler:

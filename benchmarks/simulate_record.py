@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 import torch
 from rich.console import Console
-from rich.progress import Progress
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from benchmarks.acceptance import generate_response
 from benchmarks.simulate_traces import CAPS, MISSED, Trace
 from eagle_plugin.bench.choices import TARGET, resolve_target
 from eagle_plugin.bench.questions import assign_rounds, read_questions
 from eagle_plugin.core.sampling import SamplingParams
 from eagle_plugin.heads.load import load_any_head
+from eagle_plugin.learning.data.rows import TokenRow
+from eagle_plugin.learning.evaluate.responses import chat_ids, generate_responses
 from eagle_plugin.learning.reference.draft import draft_candidates, prefill_head
 from eagle_plugin.learning.reference.target import target_features
 from eagle_plugin.models.shipped import HEAD, head_folder, question_files
@@ -32,15 +32,12 @@ def record(prompts: int, tokens: int, console: Console) -> Trace:
     head = load_any_head(head_folder(HEAD), folder, model.dtype)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     questions = list(chain.from_iterable(assign_rounds(read_questions(question_files()))))[:prompts]
-    parts, starts, gen = [], [0], torch.Generator().manual_seed(0)
-    with Progress(console=console) as bar:
-        for question in bar.track(questions, description="responses"):
-            chat = [{"role": "user", "content": question.prompt}]
-            ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
-            text = generate_response(model, ids, tokens, 0.0, tokenizer.eos_token_id, gen)
-            if len(text) > len(ids) + CAPS.steps:
-                parts.append(record_text(model, head, text, len(ids)))
-                starts.append(starts[-1] + len(parts[-1][0]))
+    rows = [TokenRow(one.id, one.group, chat_ids(tokenizer, one.prompt), [], "", "val") for one in questions]
+    parts, starts = [], [0]
+    for row in generate_responses(model, rows, 0.0, tokens, 0, [tokenizer.eos_token_id]):
+        if len(row.response_ids) > CAPS.steps:
+            parts.append(record_text(model, head, row.prompt_ids + row.response_ids, len(row.prompt_ids)))
+            starts.append(starts[-1] + len(parts[-1][0]))
     scores, paths = (torch.cat(values) for values in zip(*parts, strict=True))
     return Trace(scores.float().numpy(), paths.numpy().astype(np.uint8), np.array(starts[:-1], dtype=np.int32))
 

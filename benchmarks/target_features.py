@@ -7,20 +7,17 @@ interpreter, and compares no text.
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from benchmarks.engine_tests import run_pytest
 from eagle_plugin.bench.quartiles import Strict
 from eagle_plugin.bench.spec import EngineName
 
-ROOT = Path(__file__).resolve().parents[1]
 BEGIN = "<!-- benchmarks/targets.py --features --document -->\n"
-SECONDS = 1800  # of the tests of one feature
 # What an engine's release lacks on a CPU (a product, an exchange between ranks) is computed in torch in some tests.
 Device = Literal["CPU", "CPU, parts in torch", "fake CUDA", "Triton's interpreter"]
 PARTS: Device = "CPU, parts in torch"
@@ -92,22 +89,12 @@ FEATURES = (
 
 def try_feature(feature: Feature, log: Path) -> FeatureRow:
     """Run the tests of a feature in its engine's environment; their output is in `log`."""
-    python = ROOT / ENVIRONMENTS[feature.engine] / "bin/python"
-    settings = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_OFFLINE": "1"}
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | settings
-    files = [f"tests/{test}" for test in feature.tests]
-    command = [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", *files]
-    command += ["-n", "0"] if feature.engine == "sglang" else []
-    log.parent.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
-    with log.open("w", encoding="utf-8") as sink:
-        try:
-            code = subprocess.run(
-                command, cwd=ROOT, env=environment, stdout=sink, stderr=sink, timeout=SECONDS
-            ).returncode
-        except subprocess.TimeoutExpired:
-            code = 124
-    found = re.search(r"^(?:\d+ \w+, )?(\d+) passed", log.read_text(encoding="utf-8"), re.MULTILINE)
+    tests = [f"tests/{test}" for test in feature.tests]
+    code, output, errors = run_pytest(ENVIRONMENTS[feature.engine], feature.engine, tests)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.write_text(output + errors, encoding="utf-8")
+    found = re.search(r"^(?:\d+ \w+, )?(\d+) passed", output, re.MULTILINE)
     passed = int(found[1]) if found else 0
     served = code == 0 and passed > 0
     return FeatureRow(

@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests/support"))  
 
 from word_prompts import make_prompts
 
-from benchmarks.marked_table import replace_table
+from benchmarks.engine_tests import replace_table
 from benchmarks.target_features import BEGIN as FEATURES_BEGIN
 from benchmarks.target_features import FEATURES, FeatureRow, features_table, try_feature
 from benchmarks.target_servers import KINDS, SHAPE, WITHOUT_PLAIN, specs_of

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import os
 import re
 import subprocess
 import sys
@@ -28,16 +27,14 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.marked_table import replace_table
+from benchmarks.engine_tests import ROOT, SECONDS, replace_table, run_pytest
 from eagle_plugin.bench.outputs import write_json
 from eagle_plugin.bench.progress import Steps
 from eagle_plugin.bench.quartiles import Strict
 from eagle_plugin.runtime.engine_contract import differences, wanted_names
 from eagle_plugin.runtime.engine_source import EngineSource
 
-ROOT = Path(__file__).resolve().parents[1]
 BEGIN = "<!-- benchmarks/versions.py --docs -->\n"
-SECONDS = 1800  # of one group of tests
 CHECKS = {
     "sglang": {
         "contract": ("test_contract.py", "test_contract_models.py", "test_selftest_contract.py"),
@@ -92,20 +89,14 @@ class Document(Strict):
 
 def run_tests(environment: Environment, files: Sequence[str]) -> tuple[int, list[str]]:
     """How many tests passed, and what failed. A group that ends early, or skips a test, has failed."""
-    folder = ROOT / "tests/engines" / environment.engine
-    command = [str(ROOT / environment.folder / "bin/python"), "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-    command += ["-n", "0"] if environment.engine == "sglang" else []
-    command += ["-m", "not matrix", *(str(folder / file) for file in files)]
-    kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    kept |= {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_OFFLINE": "1"}
-    try:
-        done = subprocess.run(command, cwd=ROOT, env=kept, capture_output=True, text=True, timeout=SECONDS)
-    except subprocess.TimeoutExpired:
+    named = [f"tests/engines/{environment.engine}/{file}" for file in files]
+    code, output, _ = run_pytest(environment.folder, environment.engine, ["-m", "not matrix", *named])
+    if code is None:
         return 0, [f"{', '.join(files)}: not done after {SECONDS} s"]
-    passed = re.search(r"(\d+) passed", done.stdout)
-    failures = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
-    if not failures and (done.returncode or " skipped" in done.stdout or passed is None):
-        failures = [f"{', '.join(files)}: {(done.stdout.strip().splitlines() or ['no output'])[-1]}"]
+    passed = re.search(r"(\d+) passed", output)
+    failures = [line for line in output.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    if not failures and (code or " skipped" in output or passed is None):
+        failures = [f"{', '.join(files)}: {(output.strip().splitlines() or ['no output'])[-1]}"]
     return int(passed[1]) if passed else 0, failures
 
 

@@ -17,9 +17,10 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).parents[1] / "tests/support"))
 
-from benchmarks.vllm_process import ENVIRONMENT, runner_of
-
-os.environ |= ENVIRONMENT | {"EAGLE_GRAPHS": "emulate"}  # before vLLM is imported; captured steps by emulated graphs
+# Before vLLM is imported: one process, quiet, on the threads of OMP_NUM_THREADS; captured steps by emulated graphs.
+os.environ |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "HF_HUB_OFFLINE": "1"}
+os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}
+os.environ["EAGLE_GRAPHS"] = "emulate"
 
 import tiny_models
 import torch
@@ -54,7 +55,6 @@ from eagle_plugin.vllm.shapes import RoundShapes
 
 # The phases of a step, in their order; the last one is the engine's bookkeeping with what is left of ours.
 PREPARE, WALK, EXTEND, DRAFT, REST = PHASES = ("preparation", "walk", "extend", "draft", "rest")
-PARTS = (((PREPARE,), "verify"), ((WALK,), "tail"), ((EXTEND,), "extend"), ((DRAFT, REST), "draft"))
 
 
 def boot(folder: Path, shape: Shape, most: int = MAX_BATCH, policy: MakePolicy | None = None) -> LLM:
@@ -90,6 +90,12 @@ def boot(folder: Path, shape: Shape, most: int = MAX_BATCH, policy: MakePolicy |
         )
     read_as_on_a_gpu(runner_module)
     return llm
+
+
+def runner_of(llm: LLM) -> Any:
+    """The model runner of an engine in this process."""
+    core: Any = llm.llm_engine.engine_core
+    return core.engine_core.model_executor.driver_worker.worker.model_runner
 
 
 class Rounds:

@@ -135,7 +135,7 @@ ALLOWED = [
     Allowed(r"figures\.py|CHANGELOG", r"(?i)figures", "", "pictures of documents, drawn by `make figures`"),
     Allowed(r"test_import_law", r"(?i)law", "", "the rule of who may import whom"),
     Allowed(r"privacy|tests/data/|tiny_checkpoints", r"(?i)texts$|words", "", "texts to redact or to tokenize"),
-    Allowed(r"privacy_texts|builtin|word_problems|tests/data/", "", r"[\"']", "planted texts and questions"),
+    Allowed(r"builtin|word_problems|tests/data/", "", r"[\"']", "planted texts and questions"),
     Allowed(r"tests/", r"^WORDS$|words$", r"WORDS|bad[ _]words", "words of a language: of prompts, or forbidden ones"),
     Allowed(
         r"vllm|tests/engines|interpreted|wrap_markdown|doctor/command",

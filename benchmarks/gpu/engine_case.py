@@ -1,21 +1,15 @@
-"""One engine of step `text`: python -m benchmarks.gpu.engine_case CASE --models FOLDER --device cuda --json FILE.
-
-It runs in a process of its own, because the plugin is chosen when SGLang is imported.
-"""
+"""The engines of step `text`, how each is started, and what all of them are asked."""
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-TREE = {"speculative_num_steps": 3, "speculative_eagle_topk": 4, "speculative_num_draft_tokens": 16}
-CHAIN = {"speculative_num_steps": 3, "speculative_eagle_topk": 1, "speculative_num_draft_tokens": 4}
+from benchmarks.gpu import model_cases
+from benchmarks.gpu.model_cases import CHAIN, FIXED, TREE, sglang_arguments
+from eagle_plugin.core.shape import Shape
+
 LARGEST_GRAPH = 8  # batches of more requests run without graphs
 
 
@@ -24,13 +18,18 @@ class Case(NamedTuple):
 
     what: str
     plugin: bool
-    speculation: dict[str, Any]  # empty: plain decoding
+    shape: Shape | None  # None: plain decoding
     graphs: bool = True
     overlap: bool = True
 
+    @property
+    def started(self) -> model_cases.Case:
+        """As the cases of step `model`."""
+        return model_cases.Case(self.what, self.plugin, self.shape, "float32", FIXED)
+
 
 CASES = {
-    "plain": Case("plain decoding", False, {}),
+    "plain": Case("plain decoding", False, None),
     "eager": Case("the plugin without graphs and overlap", True, TREE, graphs=False, overlap=False),
     "graphs": Case("the plugin with graphs", True, TREE, overlap=False),
     "overlap": Case("the plugin with graphs and overlap", True, TREE),
@@ -57,7 +56,7 @@ def asks(tiny: bool) -> Iterator[tuple[str, Ask]]:
     part = 4 if tiny else 1
 
     def greedy(tokens: int, **more: Any) -> dict[str, Any]:
-        return {"temperature": 0, "ignore_eos": True, "max_new_tokens": max(tokens // part, 8), **more}
+        return {"temperature": 0, "ignore_eos": True, "tokens": max(tokens // part, 8), **more}
 
     yield "warm-up", Ask([prompt(i, 5 + i) for i in range(8)], [greedy(32)] * 8)
     yield "alone", Ask([prompt(20, 9)], [greedy(128)])
@@ -76,77 +75,22 @@ def asks(tiny: bool) -> Iterator[tuple[str, Ask]]:
 def environment(name: str, on_gpu: bool, cache: Path) -> dict[str, str]:
     """What the process of a case needs beside the environment of this one."""
     case = CASES[name]
-    found = {"EAGLE_PLUGIN": "1" if case.plugin else "0", "EAGLE_POLICY": "fixed", "EAGLE_CACHE_DIR": str(cache)}
-    # SGLang's kernels for prompts multiply float32 in TF32 unless Triton is told not to; in ieee they compile for a
-    # minute.
-    found |= {"TRITON_F32_DEFAULT": "tf32x3", "NVIDIA_TF32_OVERRIDE": "0", "HF_HUB_OFFLINE": "1"}
-    if not on_gpu:
-        found |= {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1"}
-        found |= {"EAGLE_OVERLAP": "1"} if case.plugin and case.overlap else {}
-        found |= {"EAGLE_GRAPHS": "emulate"} if case.plugin and case.graphs else {}
+    found = model_cases.environment("sglang", case.started, on_gpu) | {"EAGLE_CACHE_DIR": str(cache)}
+    if case.plugin and not on_gpu:
+        found |= ({"EAGLE_OVERLAP": "1"} if case.overlap else {}) | ({"EAGLE_GRAPHS": "emulate"} if case.graphs else {})
     return found
 
 
 def flags(name: str, models: Path, on_gpu: bool) -> dict[str, Any]:
     """The engine's arguments."""
     case = CASES[name]
-    found: dict[str, Any] = {"model_path": str(models / "target"), "device": "cuda" if on_gpu else "cpu"}
-    found |= {"dtype": "float32", "context_length": 1024, "max_total_tokens": 16384, "max_running_requests": 12}
-    found |= {
-        "random_seed": 1,
-        "skip_server_warmup": True,
-        "log_level": "info",
-        "mem_fraction_static": 0.5 if on_gpu else 0.3,
-    }
-    if case.speculation:
-        found |= {"speculative_algorithm": "EAGLE3", "speculative_draft_model_path": str(models / "head")}
-        found |= case.speculation
+    found = sglang_arguments(case.started, models / "target", models / "head", on_gpu)
+    found |= {"context_length": 1024, "max_total_tokens": 16384, "max_running_requests": 12, "sleep_on_idle": False}
+    found["mem_fraction_static"] = 0.5 if on_gpu else 0.3
     if not case.overlap:
         found["disable_overlap_schedule"] = True
     if on_gpu:
-        found |= {
-            "attention_backend": "triton",
-            "sampling_backend": "pytorch",
-            "cuda_graph_backend_prefill": "disabled",
-        }
-        found["cuda_graph_bs_decode"] = [1, 2, 4, LARGEST_GRAPH]
+        found |= {"cuda_graph_backend_prefill": "disabled", "cuda_graph_bs_decode": [1, 2, 4, LARGEST_GRAPH]}
         if not case.graphs:
             found["cuda_graph_backend_decode"] = "disabled"
     return found
-
-
-def answer(engine: Any, ask: Ask) -> dict[str, Any]:
-    """What the engine says, and how fast."""
-    began = time.perf_counter()
-    answers = engine.generate(input_ids=ask.prompts, sampling_params=ask.parameters)
-    seconds = time.perf_counter() - began
-    about = [one["meta_info"] for one in answers]
-    found = {"text": [one["output_ids"] for one in answers], "text_is_plain": ask.text_is_plain, "seconds": seconds}
-    found["tokens"] = sum(one["completion_tokens"] for one in about)
-    return found | {"rounds": sum(one.get("spec_verify_ct") or 0 for one in about)}
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("case", choices=CASES)
-    parser.add_argument("--models", type=Path, required=True)
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--tiny", action="store_true")
-    parser.add_argument("--json", type=Path, required=True)
-    options = parser.parse_args()
-    import sglang
-
-    began = time.perf_counter()
-    engine = sglang.Engine(**flags(options.case, options.models, options.device.startswith("cuda")))
-    found: dict[str, Any] = {"start_seconds": time.perf_counter() - began, "asks": {}}
-    for name, ask in asks(options.tiny):
-        if options.case == "engine" and not ask.text_is_plain:
-            continue  # its sampled verification needs FlashInfer
-        found["asks"][name] = answer(engine, ask)
-    options.json.write_text(json.dumps(found), encoding="utf-8")
-    sys.stdout.flush()
-    os._exit(0)  # the parent ends the processes of the engine, which is quicker than a shutdown
-
-
-if __name__ == "__main__":
-    main()

@@ -9,24 +9,21 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 import tempfile
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.engine_case import CASES, environment
-from benchmarks.gpu.groups import last_error, running
+from benchmarks.gpu.engine_case import CASES, asks, environment, flags
+from benchmarks.gpu.model_process import OTHERS, SERVES, serving
 from benchmarks.gpu.server import need_modules
 from benchmarks.gpu.steps import Setting, StepError
 from eagle_plugin.kernels import loader
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY_CASES = ("plain", "overlap")
-LIMIT = 600  # seconds for one engine
+LIMIT = 600.0  # seconds for a start, and for an answer
 VOCABULARY, HEADS = 512, 8  # SGLang's kernels copy rows of whole 16 bytes
-SERVES = "is served by the plugin's draft trees"  # in the start-up line, as in eagle_plugin/bench, which needs httpx
 LINES = r"eagle-plugin: (?:the self-test of|\d+ (?:CUDA|emulated) graphs)[^\n]*"
 
 
@@ -69,23 +66,15 @@ def make_models(folder: Path) -> None:
 
 
 def ask(case: str, folder: Path, setting: Setting) -> tuple[dict[str, Any], str]:
-    """Start the engine of a case and ask it; its answers and its log. StepError when it does not come to an end."""
-    answers, log = folder / f"{case}.json", folder / f"{case}.log"
-    command = [sys.executable, "-m", "benchmarks.gpu.engine_case", case, "--models", str(folder)]
-    command += ["--device", setting.device, "--json", str(answers), *(["--tiny"] if setting.tiny else [])]
-    more = environment(case, setting.on_gpu, folder / "cache")
-    with (
-        log.open("w", encoding="utf-8") as file,
-        running(command, more, stdout=file, stderr=subprocess.STDOUT) as process,
-        suppress(subprocess.TimeoutExpired),
-    ):
-        process.wait(LIMIT)
-    text = log.read_text(encoding="utf-8", errors="replace")
-    if not answers.exists():
-        print(text[-6000:])
-        raise StepError(f"{CASES[case].what} came to no end: {last_error(text)}")
-    found: dict[str, Any] = json.loads(answers.read_text(encoding="utf-8"))
-    return found, text
+    """Start the engine of a case and ask it; its answers and its log. StepError when it does not answer."""
+    more, given = environment(case, setting.on_gpu, folder / "cache"), flags(case, folder, setting.on_gpu)
+    with serving(CASES[case], "sglang", given, more, folder / f"{case}.log") as engine:
+        found: dict[str, Any] = {"start_seconds": engine.wait_for_start(LIMIT), "asks": {}}
+        for name, one in asks(setting.tiny):
+            if case != "engine" or one.text_is_plain:  # SGLang's own sampled verification needs FlashInfer
+                answers = engine.ask_each(one.prompts, one.parameters, LIMIT)
+                found["asks"][name] = answers | {"text_is_plain": one.text_is_plain}
+        return found, engine.log()
 
 
 def compare(found: dict[str, Any], plain: dict[str, Any]) -> dict[str, Any]:
@@ -115,7 +104,7 @@ def compare(found: dict[str, Any], plain: dict[str, Any]) -> dict[str, Any]:
 def check(row: dict[str, Any], log: str) -> None:
     """StepError when the engine's own worker served, or a text is another one."""
     # A worker whose self-test failed in the real round hands over after it has logged that it serves.
-    reason = re.findall(r"eagle-plugin [^\n]*is served by SGLang's own worker[^\n]*", log)
+    reason = re.findall(OTHERS, log)
     if reason or SERVES not in log:
         raise StepError(f"{row['what']}: the plugin does not serve: {reason[0] if reason else 'the log has no reason'}")
     if row["different"]:

@@ -18,7 +18,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.engine_text import LINES, SERVES
+from benchmarks.gpu.engine_text import LINES
 from benchmarks.gpu.model_cases import (
     CASES,
     FLOATS,
@@ -37,7 +37,6 @@ from eagle_plugin.models.shipped import HEAD, head_folder, question_files
 from eagle_plugin.models.target import target_folder
 
 TARGET = "smollm2-135m-instruct"
-OTHERS = r"eagle-plugin [^\n]*is served by (?:SGLang|vLLM)'s own worker[^\n]*"  # why, in a log
 FLOAT32 = tuple(FLOATS)
 NEEDED = ("plain", "plugin", *FLOAT32)  # without these the step fails, after it has measured the others
 # Seconds in which vLLM must start and answer with compilation; on an H200 a first start took 55 s.
@@ -127,7 +126,7 @@ def first_start(
 def wait_for_all(starting: dict[str, EngineProcess], failed: dict[str, str], limit: float) -> dict[str, EngineProcess]:
     """The engines that serve, all waited for at the same time; why the others do not goes to `failed`."""
     pool = ThreadPoolExecutor(len(starting))
-    waits = {pool.submit(check_start, engine, limit): name for name, engine in starting.items()}
+    waits = {pool.submit(engine.wait_until_it_serves, limit): name for name, engine in starting.items()}
     try:
         for done in as_completed(waits):
             name, error = waits[done], done.exception()
@@ -142,15 +141,6 @@ def wait_for_all(starting: dict[str, EngineProcess], failed: dict[str, str], lim
     finally:
         pool.shutdown(wait=False)
     return {name: engine for name, engine in starting.items() if name not in failed}
-
-
-def check_start(engine: EngineProcess, limit: float) -> float:
-    """Seconds of the start; StepError where it does not start or another worker than the plugin's serves."""
-    seconds = engine.wait_for_start(limit)
-    if engine.case.plugin and SERVES not in engine.log():
-        found = re.findall(OTHERS, engine.log()) or ["the engine's log has no reason"]
-        raise StepError(f"{engine.case.what}: the plugin does not serve: {found[0]}")
-    return seconds
 
 
 def read_prompts(target: Path) -> list[list[int]]:

@@ -8,25 +8,30 @@ plain decoding, which no rate changes much; and tokens per second at these rates
 from __future__ import annotations
 
 import random
-import re
 import statistics
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.gpu.engine_text import SERVES
-from benchmarks.gpu.groups import running
-from benchmarks.gpu.model_process import START_LIMIT, EngineProcess
-from benchmarks.gpu.model_speed import OTHERS, log_folder
+from benchmarks.gpu.model_process import START_LIMIT, EngineProcess, serving
+from benchmarks.gpu.model_speed import log_folder
 from benchmarks.gpu.server import need_modules
 from benchmarks.gpu.steps import Setting, StepError
-from benchmarks.gpu.yardstick_cases import CASES, FULL, SMALLEST, Size, environment, recorded_rates, wanted_length
+from benchmarks.gpu.yardstick_cases import (
+    CASES,
+    FULL,
+    SMALLEST,
+    Size,
+    Start,
+    arguments,
+    environment,
+    recorded_rates,
+    wanted_length,
+)
 from benchmarks.gpu.yardstick_models import MODELS, TINY_MODELS, Model, write_models
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.core.synthetic import Rates
@@ -85,13 +90,15 @@ def measure_cases(
 ) -> None:
     """Start engines together, then measure each alone; rows and failures go into `found`, as soon as each is known."""
     with log_folder(setting) as logs, ExitStack() as stack:
-        engines = {name: stack.enter_context(started(name, model, places, logs, rates, setting)) for name in names}
-        serving = []
+        engines = {
+            name: stack.enter_context(started(name, model, places, logs, size, rates, setting)) for name in names
+        }
+        ready = []
         for name, engine in engines.items():
             with failing(model, name, found, setting):
-                wait_until_it_serves(engine, START_LIMIT[setting.on_gpu])
-                serving.append(name)
-        for name in serving:
+                engine.wait_until_it_serves(START_LIMIT[setting.on_gpu])
+                ready.append(name)
+        for name in ready:
             with failing(model, name, found, setting):
                 for requests in size.requests:
                     row = measure(engines[name], model, requests, size, rates)
@@ -111,30 +118,20 @@ def failing(model: Model, name: str, found: dict[str, Any], setting: Setting) ->
         print(error, flush=True)
 
 
-@contextmanager
 def started(
-    name: str, model: Model, places: tuple[Path, Path], logs: Path, rates: dict[Shape, Rates], setting: Setting
-) -> Iterator[EngineProcess]:
+    name: str,
+    model: Model,
+    places: tuple[Path, Path],
+    logs: Path,
+    size: Size,
+    rates: dict[Shape, Rates],
+    setting: Setting,
+) -> AbstractContextManager[EngineProcess]:
     """An engine in a process group of its own, which ends with the context."""
-    engine = setting.engine or "sglang"
+    engine, on_gpu = setting.engine or "sglang", setting.on_gpu
     case, log = CASES[engine][name], logs / f"{model.name.replace(' ', '-')}-{name}.log"
-    command = [sys.executable, "-m", "benchmarks.gpu.yardstick_engine", engine, name, "--device", setting.device]
-    command += ["--target", str(places[0]), "--head", str(places[1]), "--rates", format_rates(rates)]
-    command += ["--fraction", f"{fraction_of(model, setting):.3f}", *(["--tiny"] if setting.tiny else [])]
-    more, pipe = environment(engine, case, setting.on_gpu, rates), subprocess.PIPE
-    with (
-        log.open("w", encoding="utf-8") as file,
-        running(command, more, stdin=pipe, stdout=pipe, stderr=file) as process,
-    ):
-        yield EngineProcess(case, process, log)
-
-
-def wait_until_it_serves(engine: EngineProcess, limit: float) -> None:
-    """StepError when it does not start, or the plugin does not serve where it should."""
-    engine.wait_for_start(limit)
-    if engine.case.plugin and (SERVES not in engine.log() or re.search(OTHERS, engine.log())):
-        reason = re.findall(OTHERS, engine.log()) or ["the engine's log has no reason"]
-        raise StepError(f"{engine.case.what}: the plugin does not serve: {reason[0]}")
+    given = arguments(engine, case, Start(*places, on_gpu, fraction_of(model, setting), size, rates))
+    return serving(case, engine, given, environment(engine, case, on_gpu, rates), log)
 
 
 def measure(
@@ -146,7 +143,7 @@ def measure(
     for _ in range(1 + size.repeats):
         tokens = range(SPECIAL, model.decoder.vocabulary)
         prompts = [draw.choices(tokens, k=size.prompt) for _ in range(requests)]
-        answers.append(engine.ask(prompts, 0.0, size.answer))
+        answers.append(engine.ask(prompts, 0.0, size.answer, timed=True))
     middle = {name: statistics.median(answer[name] for answer in answers[1:]) for name in answers[0]}
     row = {"what": engine.case.what, "model": model.name, "requests": requests}
     row |= {"round_ms": round(middle["round_ms"], 3), "tokens_per_s": round(middle["tokens_per_s"], 1)}

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from benchmarks.gpu import model_rows, model_speed
-from benchmarks.gpu.engine_text import SERVES
 from benchmarks.gpu.model_cases import (
     CASES,
     FULL,
@@ -23,7 +22,7 @@ from benchmarks.gpu.model_cases import (
     SMALLEST,
     cases_of,
 )
-from benchmarks.gpu.model_process import EngineProcess
+from benchmarks.gpu.model_process import SERVES, EngineProcess
 from benchmarks.gpu.model_rows import Measured
 from benchmarks.gpu.model_speed import FLOAT32
 from benchmarks.gpu.steps import Setting, StepError
@@ -56,7 +55,9 @@ class Answers(EngineProcess):
         self.case = CASES["sglang"][name]
         self._answer = {"text": text, "tokens": 6, "rounds": rounds, "seconds": 2.0}
 
-    def ask(self, prompts: list[list[int]], temperature: float, tokens: int, forget: bool = False) -> dict[str, Any]:
+    def ask(
+        self, prompts: list[list[int]], temperature: float, tokens: int, forget: bool = False, timed: bool = False
+    ) -> Any:
         return self._answer
 
 
@@ -118,7 +119,9 @@ class Starts(Answers):
             self._together.wait(60)
         return 1.0
 
-    def ask(self, prompts: list[list[int]], temperature: float, tokens: int, forget: bool = False) -> dict[str, Any]:
+    def ask(
+        self, prompts: list[list[int]], temperature: float, tokens: int, forget: bool = False, timed: bool = False
+    ) -> Any:
         self.asked += 1
         if self._how.startswith("fails") and self.asked > len(SMALLEST.warm_up) + 4:  # after the first row
             raise StepError(f"{self.case.what} does not answer: it has ended")

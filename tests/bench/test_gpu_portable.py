@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu import aside, portable, portable_parts, portable_wheels
+from benchmarks.gpu import portable, portable_parts, portable_wheels
 from benchmarks.gpu.environment import SOURCES, digest
 from benchmarks.gpu.fatbin import CUBIN, MAGIC, PTX, keep_architecture
 from eagle_plugin.common.command_end import end_of
@@ -198,19 +198,6 @@ def test_archives_hold_what_a_gpu_run_needs(
     assert "1 parts unpacked" in unpack(new, there).stdout
     assert (there / "results/round.json").exists() and not (there / "results/build.json").exists()
     assert make(tmp_path, *more) == 0 and calls_in(out)[-1] == new, "nothing has changed"
-
-
-def test_large_files_stay_here(tmp_path: Path) -> None:
-    """Only large tracked files, and they come back."""
-    root, away = tmp_path / "checkout", tmp_path / "away"
-    (root / "heads").mkdir(parents=True)
-    for name, size in (("heads/model", aside.LARGE), ("small", 10), ("untracked", aside.LARGE)):
-        (root / name).write_bytes(b"x" * size)
-    subprocess.run(["git", "init", "-q"], cwd=root, check=True)
-    subprocess.run(["git", "add", "heads/model", "small"], cwd=root, check=True)
-    assert aside.move_aside(root, away) == ["heads/model"]
-    assert not (root / "heads/model").exists() and (root / "untracked").exists()
-    assert aside.move_back(root, away) == ["heads/model"] and (root / "heads/model").stat().st_size == aside.LARGE
 
 
 def test_a_part_is_named_by_what_is_in_it(tmp_path: Path) -> None:

@@ -14,10 +14,10 @@ from safetensors import safe_open
 
 from benchmarks.gpu import yardstick
 from benchmarks.gpu.model_cases import CHAIN, FIXED, TREE
-from benchmarks.gpu.model_process import EngineProcess
+from benchmarks.gpu.model_engine import STARTED, Event, Window, measure
+from benchmarks.gpu.model_process import SERVES, EngineProcess
 from benchmarks.gpu.steps import Setting, StepError
 from benchmarks.gpu.yardstick_cases import CASES, FULL, SMALLEST, Start, arguments, environment, wanted_length
-from benchmarks.gpu.yardstick_engine import STARTED, Event, Window, measure
 from benchmarks.gpu.yardstick_models import MODELS, TINY_MODELS, write_models
 from eagle_plugin.core.shape import PLAIN, Shape
 from eagle_plugin.heads.checkpoint import check_head
@@ -128,8 +128,10 @@ class Answers(EngineProcess):
     def log(self) -> str:
         return self._text
 
-    def ask(self, prompts: list[list[int]], temperature: float, tokens: int, forget: bool = False) -> dict[str, Any]:
-        assert all(len(prompt) == SMALLEST.prompt for prompt in prompts)
+    def ask(
+        self, prompts: list[list[int]], temperature: float, tokens: int, forget: bool = False, timed: bool = False
+    ) -> dict[str, Any]:
+        assert timed and all(len(prompt) == SMALLEST.prompt for prompt in prompts)
         return self._answer
 
 
@@ -150,13 +152,13 @@ def test_rows_state_the_cost_alone_and_the_speed() -> None:
 
 
 def test_a_server_that_the_engine_serves_is_no_row_of_the_plugin() -> None:
-    served = f"EAGLE3 {yardstick.SERVES} (...)"
-    yardstick.wait_until_it_serves(Answers("plugin-tree", served, {}), 1.0)
+    served = f"EAGLE3 {SERVES} (...)"
+    Answers("plugin-tree", served, {}).wait_until_it_serves(1.0)
     handed = f"{served}\neagle-plugin 0.1.0: EAGLE3 is served by SGLang's own worker: why"
     for log in ("", handed):
         with pytest.raises(StepError, match="the plugin does not serve"):
-            yardstick.wait_until_it_serves(Answers("plugin-tree", log, {}), 1.0)
-    yardstick.wait_until_it_serves(Answers("engine-tree", "", {}), 1.0)
+            Answers("plugin-tree", log, {}).wait_until_it_serves(1.0)
+    Answers("engine-tree", "", {}).wait_until_it_serves(1.0)
 
 
 def test_an_engine_that_fails_leaves_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

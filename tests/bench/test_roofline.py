@@ -1,10 +1,10 @@
-"""The arithmetic of benchmarks/roofline.py: bytes of a round, and the two lines of host and device."""
+"""The arithmetic of benchmarks/roofline.py: bytes of a round."""
 
 from __future__ import annotations
 
 import pytest
 
-from benchmarks.roofline import H100, H200, LLAMA_8B, Phase, plain_bytes, round_bytes, simulate
+from benchmarks.roofline import H100, H200, LLAMA_8B, plain_bytes, round_bytes
 from eagle_plugin.core.shape import Shape
 
 
@@ -29,30 +29,3 @@ def test_bytes_of_a_round() -> None:
     assert one.extend > one.draft / 2  # fc is read too
     assert plain_bytes(LLAMA_8B, 1, 1000) == pytest.approx(LLAMA_8B.target_weights() * 2 + cache, rel=1e-3)
     assert H200.bandwidth > H100.bandwidth
-
-
-PHASES = (Phase(100, 1000), Phase(200, 3000), Phase(100, 500))
-
-
-def test_without_overlap_the_device_waits_for_the_host() -> None:
-    """Per round: the first launches and the scheduler's work are not covered, later launches are."""
-    line = simulate(PHASES, 600, overlap=False)
-    assert line.device == 4500 and line.host == 1000
-    assert line.period == pytest.approx(100 + 4500 + 600)
-    assert line.hidden == pytest.approx(1 - 700 / 1000)
-
-
-def test_with_overlap_a_fast_host_is_hidden() -> None:
-    line = simulate(PHASES, 600, overlap=True)
-    assert line.period == pytest.approx(4500)
-    assert line.hidden == pytest.approx(1)
-
-
-def test_with_overlap_a_slow_host_sets_the_pace() -> None:
-    line = simulate([Phase(5000, 1000), Phase(1000, 1000)], 2000, overlap=True)
-    assert line.period == pytest.approx(8000)
-    assert line.hidden == pytest.approx(1 - 6000 / 8000)
-
-
-def test_a_host_that_does_nothing() -> None:
-    assert simulate([Phase(0, 10)], 0, overlap=False).hidden == 1

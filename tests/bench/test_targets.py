@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from family_models import CHANGES
 
-from benchmarks import target_features
-from benchmarks.marked_table import END
+from benchmarks import engine_tests
+from benchmarks.engine_tests import END
 from benchmarks.target_features import BEGIN as FEATURES_BEGIN
 from benchmarks.target_features import FEATURES, Feature, FeatureRow, features_table, try_feature
 from benchmarks.targets import BEGIN, KINDS, NAMES, ROOT, Row, served_table, write_document
@@ -81,7 +81,7 @@ def test_a_feature_is_served_where_its_tests_pass(
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests/test_made.py").write_text(f"def test_one():\n    pass\n\n\ndef test_two():\n    {body}\n")
     (tmp_path / ".venv-sglang").symlink_to(Path(sys.prefix))
-    monkeypatch.setattr(target_features, "ROOT", tmp_path)
+    monkeypatch.setattr(engine_tests, "ROOT", tmp_path)
     made = try_feature(Feature("made", "sglang", ("test_made.py",)), tmp_path / "log")
     assert (made.served_by, made.greedy_equal) == (served, served == "plugin")
     none = try_feature(Feature("made", "sglang", ("test_none.py",)), tmp_path / "log")

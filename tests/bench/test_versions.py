@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks import versions
-from benchmarks.marked_table import END
+from benchmarks.engine_tests import END
 from benchmarks.versions import BEGIN, ENVIRONMENTS, ROOT, Document, Row, docs_table, run_tests, write_docs
 from eagle_plugin.sglang.version import TESTED as SGLANG
 from eagle_plugin.vllm.version import TESTED as VLLM

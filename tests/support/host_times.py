@@ -16,7 +16,7 @@ def host_times(engine: str, folder: Path) -> dict[str, Any]:
     """The report of the smallest set of batches."""
     document, output = _document(engine, folder, "--rounds", "5", "--greedy", "1", "8", "--sampled", "8")
     assert "Aims for greedy 8: worker 1000 us, found " in output
-    assert document["engine"] == engine and document["versions"][engine] and document["assumptions"]
+    assert document["engine"] == engine and document["versions"][engine]
     return document
 
 
@@ -27,7 +27,8 @@ def policy_times(engine: str, folder: Path) -> dict[str, Any]:
     one = document["engines"][engine]["scenarios"]["greedy 8"]
     assert one["of_fixed"].keys() == {"auto"}
     for host in one["policies"].values():
-        assert host["host_us"]["median"] > 0 and host["shapes"] and all(x["median"] for x in host["phases_us"].values())
+        assert host["host_us"]["median"] > 0 and host["rounds_by_shape"]
+        assert all(x["median"] for x in host["phases_us"].values())
     found: dict[str, Any] = one["policies"]
     return found
 
@@ -51,7 +52,3 @@ def check_times(report: dict[str, Any]) -> None:
         for cost in (one["eager"], one["captured"]):
             assert all(phase["median"] > 0 for phase in cost["phases_us"].values())
             assert cost["worker_us"]["median"] > max(phase["median"] for phase in cost["phases_us"].values())
-        for plain, overlapped in one["simulated"].values():
-            assert not plain["overlap"] and overlapped["overlap"]
-            assert overlapped["round_us"] < plain["round_us"]
-            assert plain["hidden_share"] < overlapped["hidden_share"] <= 1

@@ -41,13 +41,13 @@ def measurements(ks: Sequence[int] = (3, 7, 11), concurrencies: Sequence[int] = 
     return [measurement(one, repeat, count) for repeat in range(3) for count in concurrencies for one in configs]
 
 
-def peagle_report(is_trained: bool = True, ks: Sequence[int] = (3, 7, 11)) -> PEagleReport:
+def peagle_report(ks: Sequence[int] = (3, 7, 11)) -> PEagleReport:
     rows = build_rows("sglang", measurements(ks))
     return PEagleReport(
         draft_time_ratio_k11_over_k3=draft_time_ratio(rows, "peagle"),
         draft_time_ratio_k11_over_k3_eagle3=draft_time_ratio(rows, "eagle3"),
         engine="sglang", engine_version="0.5.23", target="smol", head="smol-eagle3", peagle_head="smol-peagle",
-        peagle_is_trained=is_trained, peagle_trained_levels=None, rows=rows,
+        peagle_trained_levels=None, rows=rows,
         steal=StealCount(limit=0.05, spans=30, over_limit=3, repeated=2, over_limit_share=0.1),
         settings=ServingSettings(threads=2, shapes={}, answer_length=1.0, cache_tokens=4096, busy_percent=1.0),
         versions={"sglang": "0.5.23"}, machine=describe_machine(), date="2026-01-01T00:00:00+00:00",

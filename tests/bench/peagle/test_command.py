@@ -11,10 +11,13 @@ from unittest import mock
 import pytest
 
 from benchmarks import peagle
-from benchmarks.peagle_heads import HeadError, PreparedHead, prepare_head
+from benchmarks.peagle import PreparedHead, prepare_head
 from eagle_plugin.bench import measurement, preparation, steal
 from eagle_plugin.bench.engines import ENGINES
 from eagle_plugin.bench.spec import ServerSpec
+from eagle_plugin.heads.export import save_head
+from eagle_plugin.heads.files import HeadError
+from eagle_plugin.heads.load import load_any_head
 from eagle_plugin.heads.manifest import trained_depths
 
 PEER = Path(__file__).parents[2] / "support/peer.py"
@@ -37,15 +40,15 @@ def arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return [*flags, "--quick", "--concurrency", "1", "--forms", "chain", "--prompts", "chat", "--repeats", "2"]
 
 
-def prepare(target: Path, eagle3: Path, given: Path | None, untrained: bool, copy: Path, levels: int) -> PreparedHead:
+def prepare(target: Path, given: str, copy: Path, levels: int) -> PreparedHead:
     """A head that no peer reads."""
-    assert levels == 11 and given is None and untrained
-    return PreparedHead(eagle3, "made", is_trained=False)
+    assert levels == 11 and given == peagle.SHIPPED
+    return PreparedHead(target, "shipped", 11)
 
 
 def run(options: list[str]) -> int:
     with mock.patch.object(peagle, "prepare_head", prepare):
-        return peagle.main([*options, "--untrained"])
+        return peagle.main(options)
 
 
 def test_a_run_writes_table_report_and_resumes(arguments, tmp_path, monkeypatch, capsys):
@@ -74,7 +77,7 @@ def test_a_run_writes_table_report_and_resumes(arguments, tmp_path, monkeypatch,
     assert document["measurements"][:3] == before and len(document["measurements"]) == 2 * 5
     assert not partial.exists() and (tmp_path / "out/peagle.png").stat().st_size > 10_000
     assert document["draft_time_ratio_k11_over_k3"] == pytest.approx(11 / 3, abs=0.001)
-    assert document["peagle_is_trained"] is False
+    assert (document["peagle_head"], document["peagle_trained_levels"]) == ("shipped", 11)
     rows = {(row["kind"], row["k"]): row for row in document["rows"]}
     assert list(rows) == [("plain", 0), ("eagle3", 3), ("eagle3", 11), ("peagle", 3), ("peagle", 11)]
     ours = rows["peagle", 11]
@@ -82,7 +85,7 @@ def test_a_run_writes_table_report_and_resumes(arguments, tmp_path, monkeypatch,
     assert 0 < ours["tokens_per_s"] < 1 / 0.003 and ours["accept_length"] > 1 and ours["ratio_vs_eagle3"] > 0
     assert rows["plain", 0]["draft_ms"] is None and rows["plain", 0]["accept_length"] is None
     text = capsys.readouterr().out
-    assert "not below 1.3" in text and "untrained" in text
+    assert "not below 1.3" in text
 
 
 def test_a_folder_that_cannot_be_written_ends_the_run_before_a_server_starts(arguments, tmp_path, capsys):
@@ -94,37 +97,24 @@ def test_a_folder_that_cannot_be_written_ends_the_run_before_a_server_starts(arg
 def test_a_missing_head_is_one_sentence(arguments, tmp_path, capsys):
     assert peagle.main([*arguments, "--peagle-head", str(tmp_path / "none")]) == 1
     text = capsys.readouterr().out
-    assert text.count("there is no P-EAGLE head in") == 1 and "--untrained" in text and "Traceback" not in text
+    assert text.count("there is no P-EAGLE head in") == 1 and "Traceback" not in text
     assert not (tmp_path / "out").exists()
 
 
-@pytest.fixture
-def mask_token(monkeypatch):
-    """The Markov target has no unused token."""
-    monkeypatch.setattr("eagle_plugin.heads.mask_token.choose_mask_token", lambda folder, used: 2)
-
-
-@pytest.mark.usefixtures("mask_token")
-def test_an_untrained_head_is_made_of_the_eagle3_head(markov_target, markov_eagle3, tmp_path):
-    made = prepare_head(markov_target, markov_eagle3, None, True, tmp_path / "copy", 11)
-    assert not made.is_trained and made.folder == tmp_path / "copy"
-    again = prepare_head(markov_target, markov_eagle3, made.folder, False, tmp_path / "other", 11)
-    assert again.folder == made.folder and not (tmp_path / "other").exists()  # nothing says how many levels it has
-
-
-@pytest.mark.usefixtures("mask_token")
-def test_a_head_of_fewer_levels_is_copied_without_its_record(markov_target, markov_eagle3, tmp_path):
-    made = prepare_head(markov_target, markov_eagle3, None, True, tmp_path / "head", 11)
-    path = made.folder / "eagle_plugin.json"
+def test_a_head_of_fewer_levels_is_copied_without_its_record(markov_target, markov_peagle, tmp_path):
+    head, copy = tmp_path / "head", tmp_path / "copy"
+    save_head(load_any_head(markov_peagle, markov_target), head, target_dir=markov_target)
+    # nothing says how many levels it has
+    assert prepare_head(markov_target, head, copy, 11) == (head, "head", None) and not copy.exists()
+    path = head / "eagle_plugin.json"
     record = json.loads(path.read_text())
     path.write_text(json.dumps(record | {"training": {"recipe": {"phases": [{"steps": 5}]}}}))
-    assert trained_depths(made.folder) == 5
-    for levels, folder in ((5, made.folder), (11, tmp_path / "copy")):
-        found = prepare_head(markov_target, markov_eagle3, made.folder, False, tmp_path / "copy", levels)
-        assert (found.folder, found.name, found.trained_levels, found.is_trained) == (folder, "head", 5, True)
-    assert trained_depths(tmp_path / "copy") is None
+    assert trained_depths(head) == 5
+    for levels, folder in ((5, head), (11, copy)):
+        assert prepare_head(markov_target, head, copy, levels) == (folder, "head", 5)
+    assert trained_depths(copy) is None
 
 
 def test_an_eagle3_head_is_no_peagle_head(markov_target, markov_eagle3, tmp_path):
     with pytest.raises(HeadError, match="is a head of kind eagle3, wanted peagle"):
-        prepare_head(markov_target, markov_eagle3, markov_eagle3, False, tmp_path / "copy", 3)
+        prepare_head(markov_target, markov_eagle3, tmp_path / "copy", 3)

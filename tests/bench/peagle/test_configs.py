@@ -52,7 +52,6 @@ def test_vllm_gets_the_levels_of_the_tree():
         (["--ks", "17"], "'17' was given, wanted 2 to 16 levels"),
         (["--forms", "star"], "star"),
         (["--concurrency", "0"], "'0' was given"),
-        (["--untrained", "--peagle-head", "x"], "not allowed with"),
     ],
 )
 def test_bad_options_are_refused(flags, message, capsys):

@@ -77,14 +77,7 @@ def test_the_table_fits_and_names_everything():
     text = printed(peagle_report())
     for part in ("P-EAGLE", "EAGLE-3", "11/1/12", "11/2/24", "36.0", "1.80", "25%"):
         assert part in text
-    assert "untrained" not in text and "…" not in text
-
-
-def test_table_and_summary_name_an_untrained_head():
-    report = peagle_report(is_trained=False)
-    assert "untrained" in printed(report)
-    assert any("untrained" in line for line in summary_lines(report))
-    assert not any("untrained" in line for line in summary_lines(peagle_report()))
+    assert "…" not in text
 
 
 def test_the_summary_has_the_ratio():
