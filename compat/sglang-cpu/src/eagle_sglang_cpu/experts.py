@@ -14,6 +14,10 @@ def leave_out_others(
 ) -> torch.Tensor:
     """Run this rank's experts [N, H] -> [N, H]: each pair of a token and an expert as a token with one expert."""
     ids, weights = topk_output.topk_ids, topk_output.topk_weights
+    if layer.moe_ep_size == 1:  # whole rows of padding at most, and no shape may depend on them: this can be captured
+        some = torch.arange(ids.shape[1], dtype=ids.dtype, device=ids.device)  # the engine wants different ones
+        ids, weights = torch.where(ids < 0, some, ids), weights.masked_fill(ids < 0, 0)
+        return run(layer, x, topk_output._replace(topk_ids=ids, topk_weights=weights), config)
     tokens, places = (ids >= 0).nonzero(as_tuple=True)
     if len(tokens) == ids.numel():
         return run(layer, x, topk_output, config)
