@@ -136,9 +136,16 @@ def test_a_job_on_a_cluster(
         Job("one", jobs).submit("http://127.0.0.1:9")
 
 
-def test_an_environment_without_ray(tiny_target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_environment_without_ray(
+    tiny_target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also where a cluster was given the job before: all else of it is told."""
     monkeypatch.setitem(sys.modules, "ray.job_submission", None)
     job = Job.create("one", jobs=str(tmp_path), workflow="scratch-builtin", target=str(tiny_target))
     with pytest.raises(UserError, match=r"--ray needs the Python package ray: pip install 'eagle-plugin\[ray\]'"):
         job.submit("http://127.0.0.1:9")
     assert job.on_cluster() is None
+    (tmp_path / "one.ray.json").write_text('{"address": "http://127.0.0.1:9", "id": "gone"}')
+    assert main(["optimize", "describe", "one", "--jobs", str(tmp_path)]) == 0
+    found = capsys.readouterr().out
+    assert "state         created\n" in found and "cluster       --ray needs the Python package ray" in found

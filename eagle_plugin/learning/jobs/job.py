@@ -6,6 +6,7 @@ import json
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -140,7 +141,10 @@ class Job:
         what the job reads, and its own folder, by the same names.
         """
         self._refuse_running()
-        if (found := self.on_cluster()) is not None and found[1] not in ENDED:
+        found = None
+        with suppress(JobError):  # a cluster that is gone runs nothing; a run of it that goes on shows in the status
+            found = self.on_cluster()
+        if found is not None and found[1] not in ENDED:
             raise JobError(f"the job {self.name} is {found[1]} on the cluster {found[0]}; stop it or wait for it")
         folder = self._jobs.folder
         jobs = str(folder.path.resolve()) if isinstance(folder, LocalFolder) else folder.url

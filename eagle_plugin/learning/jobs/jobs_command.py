@@ -17,6 +17,7 @@ from eagle_plugin.learning.jobs.estimate_command import add_estimate_options, ru
 from eagle_plugin.learning.jobs.job import JOBS, Job
 from eagle_plugin.learning.jobs.job_file import WORKFLOWS
 from eagle_plugin.learning.jobs.jobs_folder import JobsFolder, Status
+from eagle_plugin.learning.jobs.recipe import JobError
 from eagle_plugin.learning.jobs.stage_process import INTERRUPTED
 from eagle_plugin.learning.jobs.watch import Progress
 
@@ -108,8 +109,11 @@ def _describe(arguments: argparse.Namespace) -> int:
         return 0
     out = keys.out or JobsFolder(arguments.jobs).work_folder(job.name)
     rows = [("job", job.name), ("state", status.shown), ("stage", _stage(status)), ("progress", _progress(status))]
-    if (cluster := job.on_cluster()) is not None:
-        rows += [("cluster", f"{cluster[1]} on {cluster[0]}. {cluster[2]}".rstrip(". "))]
+    try:
+        if (cluster := job.on_cluster()) is not None:
+            rows += [("cluster", f"{cluster[1]} on {cluster[0]}. {cluster[2]}".rstrip(". "))]
+    except JobError as error:  # the rest is known without it
+        rows += [("cluster", str(error))]
     rows += [("message", status.message), ("target", keys.target), ("folder", str(out or "")), ("host", status.host)]
     if status.started:
         rows += [("started", _time(status.started)), ("heard of", f"{_time(status.heartbeat)}{_ago(status)}")]
