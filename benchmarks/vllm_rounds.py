@@ -45,6 +45,7 @@ from benchmarks.host_rounds import (
     read_as_on_a_gpu,
 )
 from benchmarks.launches import ENGINE, GRAPH, CountLaunches, Probe
+from benchmarks.vllm_process import runner_of
 from eagle_plugin.common.errors import UserError
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.runtime.graphs import Buckets
@@ -90,12 +91,6 @@ def boot(folder: Path, shape: Shape, most: int = MAX_BATCH, policy: MakePolicy |
         )
     read_as_on_a_gpu(runner_module)
     return llm
-
-
-def runner_of(llm: LLM) -> Any:
-    """The model runner of an engine in this process."""
-    core: Any = llm.llm_engine.engine_core
-    return core.engine_core.model_executor.driver_worker.worker.model_runner
 
 
 class Rounds:

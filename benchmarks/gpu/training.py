@@ -66,15 +66,14 @@ def run(setting: Setting) -> dict[str, Any]:
     return {"compared": compared, "speeds": speeds, "summary": sentences}
 
 
-def make_head(kind: str, size: Size, norms: str = "3.0") -> DraftHead:
-    """A random head on the CPU, in float32; norms: of EAGLE-3, "3.0" or "3.1"."""
+def make_head(kind: str, size: Size) -> DraftHead:
+    """A random head on the CPU, in float32."""
     from transformers import LlamaConfig
 
     from eagle_plugin.heads.eagle2 import Eagle2Head
     from eagle_plugin.heads.eagle3 import Eagle3Head
     from eagle_plugin.heads.peagle import PEagleHead
 
-    modern = {"fc_norm": True, "norm_output": True} if norms == "3.1" and kind == "eagle3" else {}
     config = LlamaConfig(
         vocab_size=size.vocabulary,
         draft_vocab_size=size.drafts,
@@ -83,13 +82,12 @@ def make_head(kind: str, size: Size, norms: str = "3.0") -> DraftHead:
         num_hidden_layers=1,
         num_attention_heads=size.heads,
         num_key_value_heads=size.kv_heads,
-        head_dim=size.hidden // size.heads,
+        head_dim=128 if size is LARGE else 64 if size is SMALL else 32,
         rms_norm_eps=1e-5,
         rope_parameters={"rope_type": "default", "rope_theta": 100000.0},
         max_position_embeddings=8192,
         tie_word_embeddings=False,
         mask_token_id=size.vocabulary - 1,
-        **modern,
     )
     if kind == "eagle2":
         head: DraftHead = Eagle2Head(config)
@@ -101,11 +99,6 @@ def make_head(kind: str, size: Size, norms: str = "3.0") -> DraftHead:
         if parameter.dim() == 2:
             nn.init.normal_(parameter, std=1 / math.sqrt(parameter.shape[1]))
     return head
-
-
-def make_readout(size: Size, scale: float, device: str, dtype: torch.dtype = torch.float32) -> Readout:
-    """The target's lm_head."""
-    return Readout(torch.randn(size.vocabulary, size.hidden).mul_(scale).to(device, dtype), None)
 
 
 def make_batch(size: Size, lengths: list[int]) -> Batch:
@@ -123,7 +116,8 @@ def make_batch(size: Size, lengths: list[int]) -> Batch:
 def learn(kind: str, size: Size, batch: Batch, dtype: torch.dtype, device: str) -> dict[str, Tensor]:
     """The loss and the gradient of every parameter, on the CPU in float32; the same head and draws for every call."""
     torch.manual_seed(1)
-    head, readout = make_head(kind, size).to(device), make_readout(size, 2 / math.sqrt(size.hidden), device)
+    head = make_head(kind, size).to(device)
+    readout = Readout(torch.randn(size.vocabulary, size.hidden).mul_(2 / math.sqrt(size.hidden)).to(device), None)
     objective = Objective(head, readout, ObjectiveSettings(steps=4, dtype=dtype))
     here = batch.to(device)
     plan = objective.plan(here, seed=1)
@@ -163,34 +157,23 @@ def distances(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> dict[str, 
     return {name: float((found[name] - goal).norm() / goal.norm().clamp(min=1e-12)) for name, goal in wanted.items()}
 
 
-class Trainer:
-    """An objective, its optimiser and the batch of all updates."""
-
-    def __init__(self, objective: Objective, batch: Batch) -> None:
-        self._objective, self._batch, self._updates = objective, batch, 0
-        self._learnt = [parameter for parameter in objective.parameters() if parameter.requires_grad]
-        self._optimiser = torch.optim.AdamW(self._learnt, lr=1e-4, fused=True)
-
-    def update(self) -> None:
-        """Train on the batch once."""
-        plan = self._objective.plan(self._batch, self._updates)
-        self._updates += 1
-        self._objective(self._batch, plan, plan.totals).loss.backward()
-        nn.utils.clip_grad_norm_(self._learnt, 0.5)
-        self._optimiser.step()
-        self._optimiser.zero_grad()
-
-
 def measure(size: Size, tokens: int, setting: Setting) -> dict[str, Any]:
     """Tokens per second of updates of an EAGLE-3 head: 4 draft steps, AdamW, the target's features at hand."""
     torch.manual_seed(0)
     head = make_head("eagle3", size).to(setting.device)
-    readout = make_readout(size, 0.05, setting.device, torch.bfloat16)
+    readout = Readout(torch.randn(size.vocabulary, size.hidden).mul_(0.05).to(setting.device, torch.bfloat16), None)
+    objective = Objective(head, readout, ObjectiveSettings(steps=4))
+    learnt = [parameter for parameter in objective.parameters() if parameter.requires_grad]
+    optimiser = torch.optim.AdamW(learnt, lr=1e-4, fused=True)
     batch = make_batch(size, [min(512, tokens)] * max(1, tokens // 512)).to(setting.device)
-    trainer, seconds = Trainer(Objective(head, readout, ObjectiveSettings(steps=4)), batch), []
-    for _ in range(2 if setting.tiny else WARM_UP + UPDATES):
+    seconds = []
+    for update in range(2 if setting.tiny else WARM_UP + UPDATES):
         began = time.perf_counter()
-        trainer.update()
+        plan = objective.plan(batch, update)
+        objective(batch, plan, plan.totals).loss.backward()
+        nn.utils.clip_grad_norm_(learnt, 0.5)
+        optimiser.step()
+        optimiser.zero_grad()
         if setting.on_gpu:
             torch.cuda.synchronize(setting.device)
         seconds.append(time.perf_counter() - began)

@@ -47,7 +47,8 @@ class Engine:
 
 
 class EngineEndpoint(NamedTuple):
-    """The address of a running server, and the engine that it runs."""
+    """The address of a running server, the engine that it runs, and HTTP headers of the questions to it."""
 
     url: str
     engine: Engine
+    headers: tuple[tuple[str, str], ...] = ()

@@ -164,6 +164,7 @@ def connect(server: EngineEndpoint) -> AsyncOpenAI:
     return AsyncOpenAI(
         base_url=f"{server.url}/v1",
         api_key="none",
+        default_headers=dict(server.headers),
         max_retries=0,  # a silent second try would be timed as a slow first one
         timeout=REQUEST_TIMEOUT_S,
         http_client=httpx.AsyncClient(

@@ -36,6 +36,13 @@ def test_text_usage_and_rounds_are_read(peer):
     assert answer.verify_rounds == 2
 
 
+def test_headers_of_an_endpoint_are_sent_with_every_request(peer):
+    ask_all(peer.endpoint._replace(headers=(("X-Eagle-Capture", "off"),)), [question("hello")], Sampling(max_tokens=2))
+    assert httpx.get(f"{peer.url}/server_info").json()["headers"]["x-eagle-capture"] == "off"
+    ask_all(peer.endpoint, [question("hello")], Sampling(max_tokens=2))
+    assert "x-eagle-capture" not in httpx.get(f"{peer.url}/server_info").json()["headers"]
+
+
 def test_times_are_those_of_the_wire(peer, pace):
     first_s, gap_s = pace
     (answer,) = ask_all(peer.endpoint, [question("hello")], Sampling(max_tokens=7))

@@ -13,12 +13,12 @@ import pytest
 import torch
 from document_commands import ROOT, commands_of, parts_of
 from job_worlds import write_recipe
-from live_memory import LiveMemory
 from safetensors.torch import load_file
 from torch.utils.flop_counter import FlopCounterMode
 from training_runs import extract_features, recipe, run_training, write_rows
 
-from benchmarks.gpu.training import SMALL, make_batch, make_head
+from benchmarks import training as training_benchmark
+from benchmarks.live_memory import LiveMemory
 from eagle_plugin.cli import main
 from eagle_plugin.heads.create import new_head
 from eagle_plugin.learning.data.store import sizes as store_sizes
@@ -143,8 +143,8 @@ def test_memory_and_arithmetic_of_a_training(kind) -> None:
     """Of one forward and backward over 512 tokens of a head of SmolLM2-135M's size."""
     torch.manual_seed(0)
     steps, length, tokens = 1 if kind == "eagle2" else 3, 128, 512
-    head, batch = make_head(kind, SMALL._replace(drafts=4096), "3.1"), make_batch(SMALL, [length] * (tokens // length))
-    readout = Readout(torch.randn(SMALL.vocabulary, SMALL.hidden).bfloat16(), None)
+    head, batch = training_benchmark.make_head(kind, 4096, "3.1"), training_benchmark.make_batch(tokens, length)
+    readout = Readout(torch.randn(training_benchmark.VOCAB, training_benchmark.HIDDEN).bfloat16(), None)
     objective = Objective(head, readout, ObjectiveSettings(steps=steps))
     plan, _ = objective.plan(batch, 0), objective.teacher  # which keeps its part of the target's lm_head
     with FlopCounterMode(display=False) as counter, LiveMemory() as memory:
@@ -152,7 +152,7 @@ def test_memory_and_arithmetic_of_a_training(kind) -> None:
     values = {"target": "here", "data": {"store": "here"}, "budget": {"updates": 1}, "phases": [{"steps": steps}]}
     settings = parse_recipe({**values, "batch_tokens": tokens, "dtype": "bfloat16"}, "the recipe")
     responses = float((plan.weights[0] > 0).sum()) / tokens
-    found = training_sizes(settings, head, SMALL.vocabulary, 2, document=length, responses=responses)
+    found = training_sizes(settings, head, training_benchmark.VOCAB, 2, document=length, responses=responses)
     assert 0.9 < found.work_bytes / memory.peak < 1  # measured: 0.93, 0.97, 0.97
     # The counter leaves out the attention of EAGLE-2 and EAGLE-3. Measured: 1.01, 1.02, 1.05.
     assert 1 < found.flops_per_token * tokens / counter.get_total_flops() < 1.06

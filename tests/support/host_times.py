@@ -27,8 +27,11 @@ def policy_times(engine: str, folder: Path) -> dict[str, Any]:
     one = document["engines"][engine]["scenarios"]["greedy 8"]
     assert one["of_fixed"].keys() == {"auto"}
     for host in one["policies"].values():
-        assert host["host_us"]["median"] > 0 and host["rounds_by_shape"]
-        assert all(x["median"] for x in host["phases_us"].values())
+        assert (
+            host["host_us"]["median"] > 0
+            and host["rounds_by_shape"]
+            and all(x["median"] for x in host["phases_us"].values())
+        )
     found: dict[str, Any] = one["policies"]
     return found
 

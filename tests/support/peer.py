@@ -14,6 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 FIRST_S, GAP_S = 0.15, 0.05
 under_way, peak, flushes = 0, 0, 0
+headers: dict[str, str] = {}  # of the last question
 lock = threading.Lock()
 
 
@@ -53,7 +54,7 @@ class Handler(BaseHTTPRequestHandler):
         answers = {
             "/health": {},
             "/v1/models": {"object": "list", "data": [{"id": "peer", "object": "model"}]},
-            "/server_info": {"version": "9.9", "peak": peak, "flushes": flushes},
+            "/server_info": {"version": "9.9", "peak": peak, "flushes": flushes, "headers": headers},
         }
         self._json(answers.get(self.path, {}), 200 if self.path in answers else 404)
 
@@ -70,12 +71,13 @@ class Handler(BaseHTTPRequestHandler):
         `think` and `reason` stream their words as reasoning, `call` as the arguments of two tool calls, with ids that
         no other answer has; `think differ` is as `differ`.
         """
-        global under_way, peak, flushes
+        global under_way, peak, flushes, headers
         body = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or b"{}")
         if self.path.startswith("/flush_cache"):
             flushes += 1
             return self._json({})
         question = body["messages"][0]["content"]
+        headers = {name.lower(): value for name, value in self.headers.items()}
         if question == "error":
             return self._json({"error": {"message": "no room"}}, 503)
         with lock:

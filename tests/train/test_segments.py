@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from live_memory import LiveMemory
 from torch import Tensor
 from toy_targets import dflash_head, peagle_head, random_documents, random_readout
 
+from benchmarks.live_memory import LiveMemory
 from eagle_plugin.learning.train.batches import Batch, weigh_chains
 from eagle_plugin.learning.train.methods import ObjectiveSettings
 from eagle_plugin.learning.train.objectives import Objective
