@@ -176,7 +176,7 @@ def test_what_is_captured_serves_all_adapters(rows: int) -> None:
     served = SimpleNamespace(
         lora_config=config,
         compilation_config=SimpleNamespace(cudagraph_specialize_lora=True),
-        input_batch=SimpleNamespace(lora_id_to_lora_request={}),
+        has_adapters=lambda: False,
         _set_active_loras=select,
     )
     adapters, meta = TargetAdapters(served), wrapper.token_mapping_meta
@@ -186,7 +186,7 @@ def test_what_is_captured_serves_all_adapters(rows: int) -> None:
         assert int(meta.meta_args(rows, True)[-1]) == {2: 2, 3: 4}.get(rows, 4)  # 1, 2 and 4 can be captured
     with adapters.selected(rows, False):
         assert not adapters.case() and meta.no_lora_flag_cpu
-    served.input_batch.lora_id_to_lora_request = {7: object()}
+    served.has_adapters = lambda: True
     assert adapters.case()
 
 
