@@ -18,7 +18,7 @@ ORDER = [
     {"masks", "target_identity", "answer_faults", "provenance"},
     {"sources"},
     {"privacy"},
-    {"traffic", "generation", "preparation_stats", "store"},
+    {"traffic", "generation", "preparation_stats", "prepare_options", "store"},
     {"collecting"},
     COMMANDS,
 ]

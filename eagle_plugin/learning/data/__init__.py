@@ -5,7 +5,7 @@ Imports go down only, in this order (`tests/data/test_import_order.py`):
 
     builtin, named_set, prepare, generate, collect, render, vocabulary, extract, verify     the sub-commands
     collecting
-    traffic, generation, preparation_stats, store                                  do not import each other
+    traffic, generation, preparation_stats, prepare_options, store                 do not import each other
     privacy
     sources
     masks, target_identity, answer_faults, provenance
