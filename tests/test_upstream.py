@@ -78,7 +78,7 @@ def test_a_patch_applies(name: str, environment: str, tmp_path: Path) -> None:
     """To the release of the document, and those for vLLM to the newest release too: it has the same faults."""
     packages = next(ROOT.glob(f"{environment}/lib/python*/site-packages"), None)
     if packages is None:
-        pytest.skip(f"there is no {environment}")
+        pytest.skip(f"there is no {environment}; CONTRIBUTING.md says how to make it")
     upstream_patches.apply(name, packages, tmp_path / "patched")
     for file in upstream_patches.changed_files(name):
         patched = tmp_path / "patched" / file

@@ -44,9 +44,11 @@ def head_folder(name: str | Path) -> Path:
     The command that reads the head says what is wrong with a folder, so nothing is refused here. ModelError if the
     shipped heads are not installed.
     """
-    if not Path(name).exists() and str(name) in PUBLIC_HEADS:
+    if Path(name).exists():
+        return Path(name)
+    if str(name) in PUBLIC_HEADS:
         return fetch_repository(str(name))
-    return heads_folder() / name if str(name) in HEADS and not Path(name).exists() else Path(name)
+    return heads_folder() / name if str(name) in HEADS else Path(name)
 
 
 def question_files() -> list[Path]:

@@ -16,7 +16,6 @@ from eagle_plugin.bench.choices import resolve_target
 from eagle_plugin.bench.servers import ServerError
 from eagle_plugin.common.errors import UserError
 from eagle_plugin.common.recipes import parse_yaml, read_yaml, validate
-from eagle_plugin.learning.data.store.objects import LocalFolder
 from eagle_plugin.learning.jobs.job_file import JobFile, check_job, dump_job, workflow_values
 from eagle_plugin.learning.jobs.job_watch import JobWatch
 from eagle_plugin.learning.jobs.jobs_folder import LINEAGE, RAY, YAML, JobsFolder, Status
@@ -146,9 +145,8 @@ class Job:
             found = self.on_cluster()
         if found is not None and found[1] not in ENDED:
             raise JobError(f"the job {self.name} is {found[1]} on the cluster {found[0]}; stop it or wait for it")
-        folder = self._jobs.folder
-        jobs = str(folder.path.resolve()) if isinstance(folder, LocalFolder) else folder.url
-        folder.replace(self.name + RAY, submit(address, self.name, jobs, cpus, gpus).to_bytes())
+        run = submit(address, self.name, self._jobs.address, cpus, gpus)
+        self._jobs.folder.replace(self.name + RAY, run.to_bytes())
 
     def on_cluster(self) -> tuple[str, str, str] | None:
         """(address, Ray's state, what it says) of a job that a cluster was given last; None if none was."""
@@ -166,10 +164,11 @@ class Job:
         end = None if timeout is None else time.monotonic() + timeout
         while True:
             ended = self._process is None or self._process.poll() is not None
-            cluster = self.on_cluster() if ended else None
-            status = self.describe()
-            if ended and not status.alive and (cluster is None or cluster[1] in ENDED):
-                break
+            status, cluster = self.describe(), None
+            if ended and not status.alive:
+                cluster = self.on_cluster()
+                if cluster is None or cluster[1] in ENDED:
+                    break
             if end is not None and time.monotonic() > end:
                 raise TimeoutError(f"the job {self.name} is {status.shown} after {timeout:g} seconds")
             time.sleep(POLL_S)
@@ -187,13 +186,14 @@ class Job:
 
     def stop(self) -> None:
         """Ask the job to end after its current step, wherever it runs."""
-        status, run = self.describe(), self._ray_run()
-        if not status.alive and run is not None and run.state()[0] not in ENDED:  # it waits for a machine
-            run.stop()
+        status = self.describe()
+        if status.alive:
+            self._jobs.request_stop(self.name)
             return
-        if not status.alive:
+        run = self._ray_run()
+        if run is None or run.state()[0] in ENDED:
             raise JobError(f"the job {self.name} is not running, it is {status.shown}; there is nothing to stop")
-        self._jobs.request_stop(self.name)
+        run.stop()  # it waits for a machine
 
     @property
     def settings(self) -> JobFile:

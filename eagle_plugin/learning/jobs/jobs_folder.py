@@ -90,6 +90,11 @@ class JobsFolder:
         """The jobs, sorted."""
         return sorted(name.removesuffix(YAML) for name in self.folder.names() if name.endswith(YAML))
 
+    @property
+    def address(self) -> str:
+        """What names the folder to processes elsewhere: its URL, or an absolute path."""
+        return str(self.folder.path.resolve()) if isinstance(self.folder, LocalFolder) else self.folder.url
+
     def work_folder(self, name: str) -> Path | None:
         """Where a job keeps what it makes if its YAML does not say it; None: the YAML must say it."""
         return self.folder.path.resolve() / name if isinstance(self.folder, LocalFolder) else None
