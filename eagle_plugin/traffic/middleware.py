@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import re
 import time
@@ -15,7 +16,9 @@ from eagle_plugin.traffic.frames import Exchange
 from eagle_plugin.traffic.metrics import CaptureMetrics
 from eagle_plugin.traffic.recorder import LONGEST, Recorder
 from eagle_plugin.traffic.served import ServedTarget
-from eagle_plugin.traffic.settings import capture_settings
+from eagle_plugin.traffic.settings import CaptureError, CaptureSettings, capture_settings
+
+logger = logging.getLogger(__name__)
 
 ROUTES = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/generate")
 OPT_OUT = b"x-eagle-capture"  # a request with this header is recorded only if it says "on"
@@ -34,9 +37,20 @@ class CaptureMiddleware:
         """Start the writer process, unless a recorder is given (for tests)."""
         self._app, self._recorder, self._rate = app, recorder, rate
         if recorder is None and (settings := capture_settings()):
-            served = self.served and self.served.located()
-            self._recorder = Recorder(replace(settings, served=served), CaptureMetrics(self.model).update)
-            self._rate = settings.rate
+            self._recorder, self._rate = self._start(settings), settings.rate
+
+    def _start(self, settings: CaptureSettings) -> Recorder | None:
+        """None if the writer does not start, although it did when the settings were checked: the server serves on.
+
+        An exception would be that of the first request, and of each later one: the application is then built anew.
+        """
+        served = self.served and self.served.located()
+        metrics = CaptureMetrics(self.model)
+        try:
+            return Recorder(replace(settings, served=served), metrics.update)
+        except CaptureError as error:
+            logger.error("eagle-plugin: %s; the server serves on and records nothing", error)
+            return None
 
     @staticmethod
     def is_starting() -> bool:

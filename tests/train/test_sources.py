@@ -154,7 +154,9 @@ def test_data_without_a_split_is_refused(features, tmp_path: Path) -> None:
     all_held_out = write_rows(tmp_path / "val.jsonl", 4, val_every=1)
     store = extract_features(all_held_out, features.target, tmp_path / "val")
     with pytest.raises(TrainError, match="no document of split train"):
-        open_source(features.target, DataSettings.model_validate({"store": str(store)}), torch.float32, CPU)
+        open_source(
+            features.target, DataSettings.model_validate({"store": str(store)}), torch.float32, Ranks(0, 1, CPU)
+        )
     none_held_out = write_rows(tmp_path / "train.jsonl", 4, val_every=100)
     lines = none_held_out.read_text().replace('"val"', '"train"')
     none_held_out.write_text(lines)

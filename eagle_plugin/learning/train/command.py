@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with join_ranks(settings.device, settings.parallel) as ranks, _hold(out, ranks):
         if arguments.restart:
             _restart(out, ranks)
-        source = open_source(settings.target, settings.data, DTYPES[settings.dtype], ranks.device)
+        source = open_source(settings.target, settings.data, DTYPES[settings.dtype], ranks)
         try:
             source.terms = check_terms(source.terms, arguments.allow_licenses, arguments.accept_terms)
             return train(settings, out, ranks, source)

@@ -59,7 +59,8 @@ class Feed:
     @contextlib.contextmanager
     def open(self, position: Position) -> Iterator[Iterator[tuple[PlannedUpdate, list[Batch]]]]:
         """Iterate over the updates from `position` to the end of the budget, as (step, its batches)."""
-        pool = ThreadPoolExecutor(1, "prefetch") if self._source.concurrent else None
+        readers = self._source.readers
+        pool = ThreadPoolExecutor(readers, "prefetch") if readers else None
         try:
             yield self._generate(position, pool)
         finally:
@@ -80,7 +81,7 @@ class Feed:
         self, position: Position, pool: ThreadPoolExecutor | None
     ) -> Iterator[tuple[PlannedUpdate, list[Batch]]]:
         planned: deque[tuple[PlannedUpdate, Future[list[Batch]] | None]] = deque()
-        ahead = AHEAD if pool is not None else 0
+        ahead = 0 if pool is None else max(AHEAD, self._source.readers)
         minutes = self._settings.budget.minutes
         while True:
             while len(planned) <= ahead and (step := self._plan_step(position)) is not None:

@@ -91,14 +91,24 @@ class StoreSettings(_Section):
     weight: Annotated[float, Field(gt=0, le=100)] = 1.0
 
 
+class OnlineSettings(_Section):
+    """Servers with `EAGLE_FEATURES` that compute the hidden states of rows while training."""
+
+    servers: Annotated[list[str], Field(min_length=1)]
+    store: str  # their EAGLE_FEATURES; what was read is removed from it
+    ahead: Annotated[int, Field(ge=1, le=64)] = 4  # updates that are asked for in advance
+    concurrency: Positive = 64  # requests at a time, of each process to each server
+
+
 class DataSettings(_Section):
-    """Where features come from: stores made beforehand, or token rows through the target while training."""
+    """Where features come from: stores made beforehand, or token rows whose states are computed while training."""
 
     store: list[StoreSettings] = []
     cache: UserPath | None = None  # local folder that keeps what was read of remote stores
     rows: list[UserPath] = []
-    aux_layers: list[Annotated[int, Field(ge=0)]] | None = None  # rows only: a store knows its own
-    max_length: Positive = 4096  # rows only: tokens of one document
+    online: OnlineSettings | None = None  # rows only: who computes; default: every process loads the target
+    aux_layers: list[Annotated[int, Field(ge=0)]] | None = None  # rows only: a store, or a server, knows its own
+    max_length: Positive = 4096  # rows only: tokens of one document; a store, or a server, knows its own
 
     @model_validator(mode="before")
     @classmethod
@@ -112,6 +122,9 @@ class DataSettings(_Section):
                 values["store"] = [{"url": part} if isinstance(part, str) else part for part in store]
             if isinstance(rows, str):
                 values["rows"] = [rows]
+            online = values.get("online")
+            if isinstance(online, dict) and isinstance(online.get("servers"), str):
+                values["online"] = online | {"servers": [online["servers"]]}
         return values
 
     @model_validator(mode="after")
@@ -119,8 +132,12 @@ class DataSettings(_Section):
         if bool(self.store) == bool(self.rows):
             found = "both" if self.store else "neither"
             raise ValueError(f"wanted store or rows, found {found}; name one")
-        if self.store and (self.aux_layers is not None or "max_length" in self.model_fields_set):
-            raise ValueError("aux_layers and max_length were fixed when the store was made; leave them out")
+        if self.store and self.online:
+            raise ValueError("online is for rows, whose states servers compute; leave it out, or name rows, not store")
+        chosen = self.aux_layers is not None or "max_length" in self.model_fields_set
+        if chosen and (self.store or self.online):
+            when = "the store was made" if self.store else "the servers were started"
+            raise ValueError(f"aux_layers and max_length were fixed when {when}; leave them out")
         return self
 
 
@@ -226,7 +243,10 @@ class TrainRecipe(_Section):
 
 
 # What a resumed run may change: none of these keys changes the weights.
-FREE_ON_RESUME = ("threads", "eval_every", "eval_tokens", "checkpoint_every", "log_every")
+FREE_ON_RESUME = (
+    *("threads", "eval_every", "eval_tokens", "checkpoint_every", "log_every"),
+    *(f"data.online.{name}" for name in OnlineSettings.model_fields),
+)
 
 
 def read_recipe(path: str | Path, overrides: Sequence[str] = ()) -> TrainRecipe:
@@ -256,7 +276,7 @@ def changed_keys(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> 
     keys: list[str] = []
     for name in sorted(old.keys() | new.keys()):
         before, after = old.get(name), new.get(name)
-        if not prefix and name in FREE_ON_RESUME or before == after:
+        if f"{prefix}{name}" in FREE_ON_RESUME or before == after:
             continue
         if isinstance(before, dict) and isinstance(after, dict):
             keys += changed_keys(before, after, f"{prefix}{name}.")

@@ -1,11 +1,11 @@
-"""Where documents come from: feature stores made beforehand, or token rows sent through the target while training."""
+"""Where documents come from: feature stores made beforehand, or token rows whose states are computed while training."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,24 +15,18 @@ from torch import Tensor
 
 from eagle_plugin.heads.files import read_tensors
 from eagle_plugin.heads.target_files import TargetFiles
-from eagle_plugin.learning.data.provenance import Sources, Terms, count_sources, join_sources, read_sources
-from eagle_plugin.learning.data.rows import MIN_RESPONSE, TokenRow, read_rows
+from eagle_plugin.learning.data.collecting.completion import open_manifest
+from eagle_plugin.learning.data.provenance import Sources, count_sources, join_sources
+from eagle_plugin.learning.data.rows import MIN_RESPONSE
 from eagle_plugin.learning.data.store.feature_store import Document, Entry, FeatureStore
 from eagle_plugin.learning.data.store.features import Readout, Taps, default_aux_layers, load_target
 from eagle_plugin.learning.data.store.manifest import Manifest
+from eagle_plugin.learning.train.distributed import Ranks
+from eagle_plugin.learning.train.online import OnlineSource
 from eagle_plugin.learning.train.recipe import DataSettings, TrainError
+from eagle_plugin.learning.train.row_list import Item, RowList
 
 READERS = 8  # threads: remote stores answer slowly, and a request is for one document
-
-
-@dataclass(frozen=True)
-class Item:
-    """What the order of an epoch needs to know of a document."""
-
-    id: str
-    split: str
-    length: int  # tokens
-    weight: float  # how often an epoch takes it
 
 
 class Source(Protocol):
@@ -40,7 +34,7 @@ class Source(Protocol):
 
     items: list[Item]
     aux_layers: tuple[int, ...]
-    concurrent: bool  # whether reading may overlap with training
+    readers: int  # batches that are read at the same time while the head computes; 0: reading may not overlap with it
     terms: Sources  # of every source of the documents
 
     def read(self, indices: Sequence[int]) -> list[Document]: ...
@@ -59,7 +53,7 @@ class Source(Protocol):
 class StoreSource:
     """The documents of one or several feature stores of the same target."""
 
-    concurrent = True
+    readers = 1
 
     def __init__(self, target: Path, settings: DataSettings) -> None:
         self._stores = [FeatureStore(part.url, cache=settings.cache) for part in settings.store]
@@ -85,9 +79,7 @@ class StoreSource:
         return list(self._pool.map(lambda place: place[0].read(place[1]), places))
 
     def readout(self) -> Readout:
-        # From the files: the model itself may be too large to load here.
-        weight, bias = TargetFiles(self._target).lm_head(), _read_lm_head_bias(self._target)
-        return Readout(weight, bias, self._manifest.logit_factor, self._manifest.softcap)
+        return read_readout(self._target, self._manifest)
 
     def count(self) -> dict[str, dict[str, Any]]:
         learnt = (entry for _, entry in self._places if entry.split == "train")
@@ -101,7 +93,7 @@ class TargetSource:
     """Token rows whose features the target computes when they are needed (nothing is stored)."""
 
     # On a CPU the target and the head would compete for the same cores.
-    concurrent = False
+    readers = 0
 
     def __init__(self, target: Path, settings: DataSettings, dtype: torch.dtype, device: torch.device) -> None:
         self._device = device
@@ -109,37 +101,16 @@ class TargetSource:
         layers, depth = settings.aux_layers, model.config.get_text_config().num_hidden_layers
         self.aux_layers = default_aux_layers(depth) if layers is None else tuple(layers)
         self._taps = Taps(model, self.aux_layers)
-        self._rows: list[TokenRow] = []
-        self.items = []
-        self.terms: Sources = {}
-        seen: set[str] = set()
-        for path in settings.rows:
-            known = read_sources(path)
-            for row in read_rows(path):
-                terms = known.get(row.source, Terms())
-                if self.terms.get(row.source) != terms:
-                    self.terms = join_sources(self.terms, {row.source: terms})
-                if row.id in seen:
-                    raise TrainError(f"{path} has row {row.id!r} a second time; give every row its own id")
-                seen.add(row.id)
-                if max((*row.prompt_ids, *row.response_ids), default=0) >= len(self._taps.readout.weight):
-                    raise TrainError(
-                        f"{path}: row {row.id!r} has a token beyond the target's vocabulary of "
-                        f"{len(self._taps.readout.weight):,}; generate the rows with this target"
-                    )
-                length = min(len(row.prompt_ids) + len(row.response_ids), settings.max_length)
-                if length - len(row.prompt_ids) >= MIN_RESPONSE:
-                    self._rows.append(row)
-                    self.items.append(Item(row.id, row.split, length, 1.0))
+        self._list = RowList(settings.rows, len(self._taps.readout.weight), settings.max_length)
+        self.items, self.terms = self._list.items, self._list.terms
 
     @torch.inference_mode()
     def read(self, indices: Sequence[int]) -> list[Document]:
-        rows = [self._rows[i] for i in indices]
+        rows = [self._list.rows[i] for i in indices]
         lengths = [self.items[i].length for i in indices]
-        tokens = [(row.prompt_ids + row.response_ids)[:n] for row, n in zip(rows, lengths, strict=True)]
         ids = torch.zeros(len(rows), max(lengths), dtype=torch.int64)  # [b, n]; padded on the right
-        for i, row in enumerate(tokens):
-            ids[i, : len(row)] = torch.tensor(row)
+        for place, index in enumerate(indices):
+            ids[place, : lengths[place]] = torch.tensor(self._list.tokens(index))
         aux, last = self._taps.run(ids.to(self._device), lengths)
         return [
             Document(
@@ -158,21 +129,26 @@ class TargetSource:
         return self._taps.readout
 
     def count(self) -> dict[str, dict[str, Any]]:
-        pairs = [pair for pair in zip(self._rows, self.items, strict=True) if pair[0].split == "train"]
-        counted = ((row.source, item.length, item.length - len(row.prompt_ids)) for row, item in pairs)
-        return count_sources(counted, self.terms)
+        return self._list.count()
 
     def close(self) -> None:
         self._taps.close()
 
 
-def open_source(target: Path, settings: DataSettings, dtype: torch.dtype, device: torch.device) -> Source:
-    """Open what a recipe's `data` names.
+def open_source(target: Path, settings: DataSettings, dtype: torch.dtype, ranks: Ranks) -> Source:
+    """Open what a recipe's `data` names; every process of a run does so at the same time.
 
     Raises:
         TrainError, DataError: it is missing, empty, damaged, or of another target.
     """
-    source: Source = StoreSource(target, settings) if settings.store else TargetSource(target, settings, dtype, device)
+    source: Source
+    if settings.store:
+        source = StoreSource(target, settings)
+    elif settings.online:
+        manifest = open_manifest(settings.online.store, target)
+        source = OnlineSource(settings, manifest, read_readout(target, manifest), ranks)
+    else:
+        source = TargetSource(target, settings, dtype, ranks.device)
     if not any(item.split == "train" for item in source.items):
         where = ", ".join(part.url for part in settings.store) or ", ".join(map(str, settings.rows))
         raise TrainError(
@@ -200,6 +176,12 @@ def _check_same_features(first_url: str, first: Manifest, url: str, manifest: Ma
         raise TrainError(
             f"{url} holds features with {'; '.join(wrong)} of {first_url}; extract both stores with the same settings"
         )
+
+
+def read_readout(target: Path, manifest: Manifest) -> Readout:
+    """How logits come from stored states. From the files: the target itself may be too large to load here."""
+    weight, bias = TargetFiles(target).lm_head(), _read_lm_head_bias(target)
+    return Readout(weight, bias, manifest.logit_factor, manifest.softcap)
 
 
 def _read_lm_head_bias(target: Path) -> Tensor | None:

@@ -29,6 +29,25 @@ def is_stored(row: TokenRow, max_length: int) -> bool:
     return n - len(row.prompt_ids) >= MIN_RESPONSE
 
 
+def open_manifest(url: str | Path, target: str | Path) -> Manifest:
+    """The manifest of a store into which servers write.
+
+    Raises:
+        DataError: no server writes there, or the store is of another target.
+    """
+    folder = open_folder(url)
+    try:
+        data = folder.read(MANIFEST)
+    except FileNotFoundError as error:
+        raise DataError(
+            f"no server writes into {folder.url} (it has no {MANIFEST}); start one with EAGLE_FEATURES={folder.url}, "
+            "or correct the store"
+        ) from error
+    manifest = Manifest.from_json(data, f"{folder.url}/{MANIFEST}")
+    manifest.check_target(target)
+    return manifest
+
+
 class GrowingStore:
     """A store into which servers write: the documents that are there, read from new shards only.
 
@@ -38,15 +57,7 @@ class GrowingStore:
 
     def __init__(self, url: str | Path, target: str | Path) -> None:
         self._folder = open_folder(url)
-        try:
-            data = self._folder.read(MANIFEST)
-        except FileNotFoundError as error:
-            raise DataError(
-                f"no server writes into {self._folder.url} (it has no {MANIFEST}); start one with "
-                f"EAGLE_FEATURES={self._folder.url}, or correct --store"
-            ) from error
-        self.manifest = Manifest.from_json(data, f"{self._folder.url}/{MANIFEST}")
-        self.manifest.check_target(target)
+        self.manifest = open_manifest(url, target)
         self.lengths: dict[str, int] = {}  # tokens of each document
         self._seen: set[str] = set()
 

@@ -1,23 +1,23 @@
 """Writes documents into a feature store as they come, beside other servers that do the same.
 
 There is no plan before the first document. So each shard has the number of the plan that comes next, and the store is
-not whole until `completion` has recorded that plan.
+not whole until `completion` has recorded that plan. A shard is named by the time, so that no name comes twice, also
+where another server's shard, or one that was read and removed, had it before.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
-from eagle_plugin.learning.data.store.contents import SHARD_NAME
 from eagle_plugin.learning.data.store.feature_store import check_manifest
 from eagle_plugin.learning.data.store.manifest import Manifest
 from eagle_plugin.learning.data.store.objects import ObjectExists, open_folder
-from eagle_plugin.learning.data.store.plan import PLAN_NAME, Plan, newest_plans
+from eagle_plugin.learning.data.store.plan import PLAN_NAME
 from eagle_plugin.learning.data.store.shards import Document, Entry, encode, write_shard
 
 RANK = 999  # in the names of these shards: `data features` has ranks from 0 on
-RETRIES = 100  # of a name that another server has just taken
+RETRIES = 100  # of a name that another server has taken in the same millisecond
 
 
 class OpenShards:
@@ -34,7 +34,7 @@ class OpenShards:
         check_manifest(self._folder, manifest)
         self._documents: list[tuple[Entry, bytes]] = []
         self._bytes, self._newest = 0, 0.0
-        self._planned = -1, -1  # the next plan, and the newest shard in those before it
+        self._last = 0  # number of the newest shard
 
     @property
     def waiting(self) -> int:
@@ -69,27 +69,15 @@ class OpenShards:
         self._documents, self._bytes = [], 0
         if not documents:
             return 0, 0
-        names = self._folder.names()
-        plan = 1 + max((int(found[1]) for name in names if (found := PLAN_NAME.fullmatch(name))), default=-1)
-        first = 1 + max(_newest(names), self._newest_planned(plan, names))
+        found = (PLAN_NAME.fullmatch(name) for name in self._folder.names())
+        plan = 1 + max((int(one[1]) for one in found if one), default=-1)
+        first = max(self._last + 1, time.time_ns() // 1_000_000)
         for number in range(first, first + RETRIES):
+            self._last, name = number, f"shard-{RANK:03d}-{number:06d}.safetensors"
             try:
-                write_shard(self._folder, f"shard-{RANK:03d}-{number:06d}.safetensors", documents, self._manifest, plan)
+                write_shard(self._folder, name, documents, self._manifest, plan)
                 break
             except ObjectExists:
                 if number == first + RETRIES - 1:
                     raise
         return len(documents), size
-
-    def _newest_planned(self, plan: int, names: list[str]) -> int:
-        """The number of the newest of these shards in the plans before this one: a lost shard's name is not free."""
-        if self._planned[0] != plan:
-            _, plans = newest_plans(self._folder, names)
-            contents = [c.name for one in plans.values() if isinstance(one, Plan) for c in (*one.earlier, *one.shards)]
-            self._planned = plan, _newest(contents)
-        return self._planned[1]
-
-
-def _newest(names: Iterable[str]) -> int:
-    found = (found for name in names if (found := SHARD_NAME.fullmatch(name)) and int(found[1]) == RANK)
-    return max((int(one[2]) for one in found), default=-1)

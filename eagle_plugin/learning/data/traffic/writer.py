@@ -39,7 +39,6 @@ def main(arguments: list[str]) -> int:
     settings = CaptureSettings.from_json(arguments[0])
     for number in (signal.SIGINT, signal.SIGTERM):  # of the server's group; what is queued is written first
         signal.signal(number, signal.SIG_IGN)
-    _give_way()
     try:
         private, segments = _open(settings)
     except UserError as error:
@@ -50,6 +49,7 @@ def main(arguments: list[str]) -> int:
         segments.discard_counts()
     print(json.dumps({"version": eagle_plugin.__version__}), flush=True)
     if not checked:
+        _give_way()  # not before: the server waits until the packages are imported
         target = describe(settings.served) if settings.served else None
         TrafficWriter(private, segments, target).run(sys.stdin.buffer, os.getppid())
     return 0

@@ -1,0 +1,162 @@
+"""Servers with `EAGLE_FEATURES`, asked by several threads for as long as a training run takes."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import Counter
+from collections.abc import Coroutine, Sequence
+from typing import NamedTuple, TypeVar
+
+from rich.console import Console
+from rich.markup import escape
+
+from eagle_plugin.learning.data.generation.endpoints import (
+    EndpointDead,
+    RequestRefused,
+    TargetEndpoint,
+    asking_for_features,
+)
+from eagle_plugin.learning.data.generation.run import GenerationSettings, make_client, open_endpoints, run_all
+from eagle_plugin.learning.data.rows import DataError
+
+T = TypeVar("T")
+REOPEN_S = 5.0  # between two tries of a server that has stopped answering
+MOST_FAULTS = 3
+PATIENCE_S = 600.0  # without any server
+
+
+class Asked(NamedTuple):
+    """One document that a server is to store."""
+
+    id: str
+    source: str
+    split: str
+    ids: list[int]  # prompt and answer
+    prompt: int  # tokens of the prompt
+
+
+class FeatureServers:
+    """Gives each request to the server that has the fewest. One that stops answering is tried again every few seconds.
+
+    Raises:
+        DataError: none answers.
+    """
+
+    def __init__(self, urls: Sequence[str], settings: GenerationSettings, console: Console) -> None:
+        self._settings, self._console = settings, console
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="feature-servers", daemon=True)
+        self._thread.start()
+        self._busy: Counter[str] = Counter()  # requests by URL
+        self._reopening: set[asyncio.Task[None]] = set()
+        self._why: dict[str, str] = {}  # name of a server -> why it does not answer
+        try:
+            self._run(self._open(urls))
+        except BaseException:
+            self.close()
+            raise
+
+    def ask(self, documents: Sequence[Asked]) -> None:
+        """Have all of them computed; a document comes into the store a little later than its answer.
+
+        Raises:
+            DataError: a server refuses one, or none has answered for `PATIENCE_S`.
+        """
+        self._run(self._ask_all(documents))
+
+    def close(self) -> None:
+        """Forget requests that are on their way."""
+        self._run(self._end())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def _run(self, job: Coroutine[None, None, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(job, self._loop).result()
+
+    async def _open(self, urls: Sequence[str]) -> None:
+        self._client = make_client(self._settings)
+        self._some = asyncio.Event()
+        self._room = asyncio.Semaphore(self._settings.concurrency * len(urls))
+        endpoints = await open_endpoints(urls, self._client, self._settings, self._console)
+        self._alive = [endpoint for endpoint in endpoints if not endpoint.dead]
+        if not self._alive:
+            why = "; ".join(f"{endpoint.name}: {endpoint.dead}" for endpoint in endpoints)
+            raise DataError(f"no server of data.online answers ({why}); start one, or correct data.online.servers")
+        self._some.set()
+        for endpoint in endpoints:
+            if endpoint.dead:
+                self._reopen_later(endpoint, endpoint.dead)
+
+    async def _ask_all(self, documents: Sequence[Asked]) -> None:
+        await run_all([self._ask(document) for document in documents])
+
+    async def _ask(self, document: Asked) -> None:
+        body = {"max_tokens": 1, "temperature": 0}
+        body |= asking_for_features(document.id, document.source, document.split, document.prompt)
+        faults = 0  # of a server that answers others, after several tries with pauses between them
+        async with self._room:
+            while True:
+                endpoint = await self._choose()
+                self._busy[endpoint.url] += 1
+                try:
+                    await endpoint.complete(document.ids, body)
+                    return
+                except EndpointDead as error:
+                    self._reopen_later(endpoint, str(error))
+                except RequestRefused as error:
+                    faults += 1
+                    if error.final or faults == MOST_FAULTS:
+                        raise DataError(
+                            f"{endpoint.name} refuses a row of {len(document.ids):,} tokens ({error}); give the server "
+                            "a longer context, or a smaller EAGLE_FEATURES_MAX_LENGTH"
+                        ) from error
+                finally:
+                    self._busy[endpoint.url] -= 1
+
+    async def _choose(self) -> TargetEndpoint:
+        try:
+            await asyncio.wait_for(self._some.wait(), PATIENCE_S)
+        except (TimeoutError, asyncio.TimeoutError) as error:  # two classes before Python 3.11
+            why = "; ".join(f"{name}: {reason}" for name, reason in self._why.items())
+            raise DataError(
+                f"no server of data.online has answered for {PATIENCE_S:g} s ({why}); start one and run the same "
+                "command again: it continues from the last checkpoint"
+            ) from error
+        return min(self._alive, key=lambda endpoint: self._busy[endpoint.url])
+
+    def _reopen_later(self, endpoint: TargetEndpoint, reason: str) -> None:
+        if endpoint in self._alive:
+            self._alive.remove(endpoint)
+            self._console.print(f"[yellow]waiting for[/] {escape(endpoint.name)} ({escape(reason)})")
+        elif endpoint.name in self._why:  # another of its requests was first
+            return
+        self._why[endpoint.name] = endpoint.dead = reason
+        if not self._alive:
+            self._some.clear()
+        task = asyncio.ensure_future(self._reopen(endpoint))
+        self._reopening.add(task)
+        task.add_done_callback(self._reopening.discard)
+
+    async def _reopen(self, endpoint: TargetEndpoint) -> None:
+        while True:
+            await asyncio.sleep(REOPEN_S)
+            again = TargetEndpoint(endpoint.url, self._client, self._settings.model, collects=True)
+            try:
+                await again.open()
+            except (EndpointDead, DataError) as error:
+                self._why[endpoint.name] = str(error)
+                continue
+            self._console.print(f"{escape(endpoint.name)} answers again")
+            del self._why[endpoint.name]
+            self._alive.append(again)
+            self._some.set()
+            return
+
+    async def _end(self) -> None:
+        tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._client.aclose()

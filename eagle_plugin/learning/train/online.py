@@ -1,0 +1,113 @@
+"""Token rows whose hidden states servers compute while a head is trained: no feature store is needed."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from eagle_plugin.learning.data.collecting.servers import Asked, FeatureServers
+from eagle_plugin.learning.data.collecting.spool import Spool
+from eagle_plugin.learning.data.generation.run import GenerationSettings
+from eagle_plugin.learning.data.store.feature_store import Document
+from eagle_plugin.learning.data.store.features import Readout
+from eagle_plugin.learning.data.store.manifest import Manifest
+from eagle_plugin.learning.train.distributed import Ranks
+from eagle_plugin.learning.train.recipe import DataSettings, TrainError
+from eagle_plugin.learning.train.row_list import RowList
+
+PAUSE_S = 0.05  # between two looks into the store
+PATIENCE_S = 15.0  # without a new document, after the answers; a server writes what it has after a second without more
+TRIES = 3
+
+
+class OnlineSource:
+    """The rows of a recipe, each sent as one prefill to a server with `EAGLE_FEATURES` when it is needed.
+
+    At most `data.online.ahead` updates are asked for in advance, so that neither the servers' queues nor their store
+    hold more. Held-out documents are the same in every evaluation and stay in memory.
+
+    Raises:
+        DataError: no server answers, or the store has other documents.
+    """
+
+    def __init__(self, settings: DataSettings, manifest: Manifest, readout: Readout, ranks: Ranks) -> None:
+        assert settings.online is not None
+        self._readout = readout
+        self.readers, self.aux_layers = settings.online.ahead, manifest.aux_layers
+        self._list = RowList(settings.rows, manifest.vocab_size, manifest.max_length)
+        self.items, self.terms = self._list.items, self._list.terms
+        self._lock, self._numbers, self._newest = threading.Lock(), itertools.count(), 0.0
+        self._waiting: set[str] = set()
+        self._came: dict[str, Document] = {}
+        self._held_out: dict[int, Document] = {}
+        run = torch.tensor(0 if ranks.rank else 1 + secrets.randbelow(2**31), device=ranks.device)
+        if ranks.rank == 0:
+            Spool(settings.online.store, manifest, int(run), 0).clear()
+        run = ranks.add_up(run)  # after the store was cleared
+        self._spool = Spool(settings.online.store, manifest, int(run), ranks.rank)
+        asked = GenerationSettings(concurrency=settings.online.concurrency, collects=True)
+        self._servers = FeatureServers(settings.online.servers, asked, Console(stderr=True, quiet=not ranks.writes))
+
+    def read(self, indices: Sequence[int]) -> list[Document]:
+        """The documents of the rows, as soon as servers have computed them.
+
+        Raises:
+            DataError, TrainError: they do not come.
+        """
+        with self._lock:
+            documents = {i: self._held_out[i] for i in indices if i in self._held_out}
+            names = {self._spool.name(next(self._numbers)): i for i in indices if i not in documents}
+            self._waiting |= names.keys()
+        missing = set(names)
+        for _ in range(TRIES):
+            self._servers.ask([self._asked(name, names[name]) for name in names if name in missing])
+            missing = self._wait(missing)
+            if not missing:
+                break
+        else:
+            row = self._list.rows[names[min(missing)]]
+            raise TrainError(
+                f"{len(missing):,} documents, among them row {row.id!r}, were answered by servers and did not reach "
+                f"{self._spool.url}; is it their EAGLE_FEATURES? The servers' logs say what was dropped"
+            )
+        with self._lock:
+            self._waiting -= names.keys()
+            for name, i in names.items():
+                documents[i] = replace(self._came.pop(name), id=self._list.rows[i].id)
+                if self.items[i].split == "val":
+                    self._held_out[i] = documents[i]
+        return [documents[i] for i in indices]
+
+    def readout(self) -> Readout:
+        return self._readout
+
+    def count(self) -> dict[str, dict[str, Any]]:
+        return self._list.count()
+
+    def close(self) -> None:
+        self._servers.close()
+
+    def _asked(self, name: str, index: int) -> Asked:
+        row = self._list.rows[index]
+        return Asked(name, row.source, row.split, self._list.tokens(index), len(row.prompt_ids))
+
+    def _wait(self, names: Iterable[str]) -> set[str]:
+        """Wait for documents; those that have not come although nothing else comes either."""
+        answered = time.monotonic()
+        while True:
+            with self._lock:
+                if came := self._spool.take():
+                    self._newest = time.monotonic()
+                    self._came |= {name: document for name, document in came.items() if name in self._waiting}
+                missing = {name for name in names if name not in self._came}
+            if not missing or time.monotonic() > max(answered, self._newest) + PATIENCE_S:
+                return missing
+            time.sleep(PAUSE_S)

@@ -1,0 +1,65 @@
+"""Token rows as the documents of a run: their order, lengths and terms, without hidden states."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from eagle_plugin.learning.data.provenance import Sources, Terms, count_sources, join_sources, read_sources
+from eagle_plugin.learning.data.rows import MIN_RESPONSE, TokenRow, read_rows
+from eagle_plugin.learning.train.recipe import TrainError
+
+
+@dataclass(frozen=True)
+class Item:
+    """What the order of an epoch needs to know of a document."""
+
+    id: str
+    split: str
+    length: int  # tokens
+    weight: float  # how often an epoch takes it
+
+
+class RowList:
+    """The rows of files that become documents, cut to `max_length` tokens.
+
+    Raises:
+        TrainError: two rows have one id, or a row has a token beyond `vocab_size`.
+    """
+
+    def __init__(self, paths: Iterable[Path], vocab_size: int, max_length: int) -> None:
+        self.rows: list[TokenRow] = []
+        self.items: list[Item] = []
+        self.terms: Sources = {}
+        seen: set[str] = set()
+        for path in paths:
+            known = read_sources(path)
+            for row in read_rows(path):
+                terms = known.get(row.source, Terms())
+                if self.terms.get(row.source) != terms:
+                    self.terms = join_sources(self.terms, {row.source: terms})
+                if row.id in seen:
+                    raise TrainError(f"{path} has row {row.id!r} a second time; give every row its own id")
+                seen.add(row.id)
+                if max((*row.prompt_ids, *row.response_ids), default=0) >= vocab_size:
+                    raise TrainError(
+                        f"{path}: row {row.id!r} has a token beyond the target's vocabulary of {vocab_size:,}; "
+                        "generate the rows with this target"
+                    )
+                length = min(len(row.prompt_ids) + len(row.response_ids), max_length)
+                if length - len(row.prompt_ids) >= MIN_RESPONSE:
+                    self.rows.append(row)
+                    self.items.append(Item(row.id, row.split, length, 1.0))
+
+    def tokens(self, index: int) -> list[int]:
+        """The tokens of a document."""
+        row = self.rows[index]
+        return (row.prompt_ids + row.response_ids)[: self.items[index].length]
+
+    def count(self) -> dict[str, dict[str, Any]]:
+        """The documents of split train by source, as `count_sources` returns them."""
+        pairs = [pair for pair in zip(self.rows, self.items, strict=True) if pair[0].split == "train"]
+        counted = ((row.source, item.length, item.length - len(row.prompt_ids)) for row, item in pairs)
+        return count_sources(counted, self.terms)

@@ -1,0 +1,234 @@
+"""Training on states that servers compute: the same head as from a store, and what becomes of it when they fail."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from feature_endpoint import FeatureEndpoint, shifted
+from token_endpoint import TokenEndpoint
+from training_runs import distance, launch_ranks, newest, recipe, run_training, weights, write_recipe
+
+from eagle_plugin import cli
+from eagle_plugin.learning.data.collecting import servers
+from eagle_plugin.learning.data.collecting.completion import GrowingStore
+from eagle_plugin.learning.data.collecting.shards import OpenShards
+from eagle_plugin.learning.data.generation import endpoints
+from eagle_plugin.learning.data.store.feature_store import Document, FeatureStore
+from eagle_plugin.learning.train import command, online
+from eagle_plugin.learning.train.recipe import TrainError, parse_recipe
+
+UPDATES = 8
+
+
+def served(features: Any, spool: Path, *urls: str, **keys: Any) -> dict[str, Any]:
+    """A recipe over the rows of the store, computed by servers."""
+    values = recipe(features.target, features.store, budget={"updates": UPDATES}, **keys)
+    return values | {"data": {"rows": str(features.rows), "online": {"servers": list(urls), "store": str(spool)}}}
+
+
+def left_in(spool: Path) -> list[str]:
+    return sorted(path.name for path in spool.iterdir() if path.name != "manifest.json")
+
+
+@pytest.fixture(scope="module")
+def stored(features, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run from the store."""
+    values = recipe(features.target, features.store, budget={"updates": UPDATES})
+    return run_training(tmp_path_factory.mktemp("stored"), "stored", values)
+
+
+def test_the_head_is_that_of_a_run_from_a_store(features, stored: Path, tmp_path: Path) -> None:
+    spool = tmp_path / "spool"
+    with FeatureEndpoint(features.store, spool) as first, FeatureEndpoint(features.store, spool) as second:
+        run = run_training(tmp_path, "online", served(features, spool, first.url, second.url))
+        assert first.asked > 3 and second.asked > 3
+        held_out = sum(entry.split == "val" for entry in FeatureStore(features.store).entries)
+        trained = [body for one in (first, second) for body in one.requests if "given" in str(body)]
+        assert sum('"val"' in str(body).replace("'", '"') for body in trained) <= held_out, "kept after they were read"
+    assert weights(run) == weights(stored)
+    assert left_in(spool) == []
+    with FeatureEndpoint(features.store, tmp_path / "other", shifted) as wrong:
+        control = run_training(tmp_path, "control", served(features, tmp_path / "other", wrong.url))
+    assert weights(control) != weights(stored), "the states are not looked at"
+
+
+def test_a_run_continues_with_another_server(features, stored: Path, tmp_path: Path) -> None:
+    """The first one is killed, with documents on their way; the second has another URL and another store."""
+    values = served(features, tmp_path / "first", "http://127.0.0.1:1")
+    with FeatureEndpoint(features.store, tmp_path / "first") as server, pytest.MonkeyPatch.context() as patch:
+        values["data"]["online"]["servers"] = [server.url]
+
+        def stop_halfway(self, *arguments, save=command.Trainer._save):
+            save(self, *arguments)
+            raise KeyboardInterrupt
+
+        patch.setattr(command.Trainer, "_save", stop_halfway)
+        with pytest.raises(KeyboardInterrupt):
+            command.main([str(write_recipe(tmp_path / "run.yaml", values)), "--out", str(tmp_path / "run")])
+    shutil.copytree(tmp_path / "first", tmp_path / "second")  # with what was left there
+    with FeatureEndpoint(features.store, tmp_path / "second") as server:
+        values["data"]["online"] = {"servers": server.url, "store": str(tmp_path / "second"), "ahead": 1}
+        run = run_training(tmp_path, "run", values)
+    assert weights(run) == weights(stored)
+    assert left_in(tmp_path / "second") == []
+
+
+def test_documents_that_do_not_come_are_asked_for_again(
+    features, stored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(online, "PATIENCE_S", 0.5)
+    spool, dropped = tmp_path / "spool", set[str]()
+
+    def drop_once(document: Document, before: int) -> Document | None:
+        if before % 3 or document.id in dropped:
+            return document
+        dropped.add(document.id)
+        return None
+
+    with FeatureEndpoint(features.store, spool, drop_once) as server:
+        assert weights(run_training(tmp_path, "run", served(features, spool, server.url))) == weights(stored)
+    assert len(dropped) > 5
+    with (
+        FeatureEndpoint(features.store, tmp_path / "none", lambda one, before: None) as server,
+        pytest.raises(
+            TrainError, match="were answered by servers and did not reach .*none; is it their EAGLE_FEATURES"
+        ),
+    ):
+        run_training(tmp_path, "none", served(features, tmp_path / "none", server.url))
+
+
+@pytest.mark.slow
+def test_two_processes_read_from_one_store(features, stored: Path, tmp_path: Path) -> None:
+    spool = tmp_path / "spool"
+    with FeatureEndpoint(features.store, spool) as server:
+        values = served(features, spool, server.url)
+        file = write_recipe(tmp_path / "ranks.yaml", values)
+        launch_ranks([file])
+        owners = {
+            body["eagle_plugin"]["features"]["id"].split("-")[2] for body in server.requests[1:] if "given" in str(body)
+        }
+    assert owners == {"000", "001"}
+    assert distance(newest(file.with_suffix("")), newest(stored)) < 2e-5
+    assert left_in(spool) == []
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+def test_a_server_that_comes_back_is_used_again(
+    features, stored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(servers, "REOPEN_S", 0.1)
+    monkeypatch.setattr(endpoints, "RETRIES", 1)
+    spool, port, ended = tmp_path / "spool", free_port(), threading.Event()
+
+    def end_after_ten(document: Any, before: int) -> Any:
+        if before == 10:
+            ended.set()
+        return document
+
+    first = FeatureEndpoint(features.store, spool, end_after_ten, port=port)
+
+    def restart() -> None:
+        ended.wait(60)
+        first.__exit__()
+        time.sleep(0.5)
+        with FeatureEndpoint(features.store, spool, port=port):
+            finished.wait(60)
+
+    finished = threading.Event()
+    first.__enter__()
+    other = threading.Thread(target=restart)
+    other.start()
+    try:
+        run = run_training(tmp_path, "run", served(features, spool, first.url))
+    finally:
+        ended.set()
+        finished.set()
+        other.join()
+    assert weights(run) == weights(stored)
+    told = capsys.readouterr().err
+    assert f"waiting for {first.url}" in told and f"{first.url} answers again" in told
+
+
+def test_servers_that_stay_away_end_the_run_in_one_sentence(
+    features, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(servers, "REOPEN_S", 0.1)
+    monkeypatch.setattr(servers, "PATIENCE_S", 0.4)
+    monkeypatch.setattr(endpoints, "RETRIES", 1)
+    spool = tmp_path / "spool"
+    server = FeatureEndpoint(features.store, spool, lambda one, before: ended.set() if before == 30 else one)
+    ended = threading.Event()
+    server.__enter__()
+    other = threading.Thread(target=lambda: (ended.wait(60), server.__exit__()))
+    other.start()
+    file = write_recipe(tmp_path / "run.yaml", served(features, spool, server.url, checkpoint_every=1))
+    assert cli.main(["train", str(file), "--out", str(tmp_path / "run")]) == 2
+    other.join()
+    error = [line for line in capsys.readouterr().err.splitlines() if "error:" in line]
+    assert len(error) == 1 and "no server of data.online has answered for 0.4 s" in error[0]
+    assert "it continues from the last checkpoint" in error[0]
+
+
+def refused(features: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], spool: Path, *urls: str) -> str:
+    file = write_recipe(tmp_path / "refused.yaml", served(features, spool, *urls))
+    assert cli.main(["train", str(file), "--out", str(tmp_path / "refused")]) == 2
+    assert not (tmp_path / "refused" / "checkpoints").exists()
+    lines = [line for line in capsys.readouterr().err.splitlines() if "error:" in line]
+    assert len(lines) == 1
+    return lines[0]
+
+
+def test_stores_and_servers_of_another_kind_are_refused(
+    features, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(endpoints, "RETRIES", 1)
+    spool = tmp_path / "spool"
+    assert f"no server writes into {spool}" in refused(features, tmp_path, capsys, spool, "http://127.0.0.1:1")
+    store = FeatureStore(features.store)
+    shards = OpenShards(str(spool), store.manifest, 1 << 20)
+    sentence = refused(features, tmp_path, capsys, spool, "http://127.0.0.1:1")
+    assert "no server of data.online answers (http://127.0.0.1:1: " in sentence
+    with TokenEndpoint() as server:
+        assert "it does not store hidden states" in refused(features, tmp_path, capsys, spool, server.url)
+    with TokenEndpoint(headers={"x-eagle-features": "on"}, behaviour=lambda path, body: refuse(body)) as server:
+        sentence = refused(features, tmp_path, capsys, spool, server.url)
+        assert "refuses a row of" in sentence and "EAGLE_FEATURES_MAX_LENGTH" in sentence
+    shards.add(store.read(store.entries[0]))
+    shards.flush()
+    sentence = refused(features, tmp_path, capsys, spool, "http://127.0.0.1:1")
+    assert "which no training run has asked for: online training removes what it has read" in sentence
+    growing = GrowingStore(spool, features.target)
+    growing.complete()
+    kept = left_in(spool)
+    assert "is a feature store with a plan" in refused(features, tmp_path, capsys, spool, "http://127.0.0.1:1")
+    assert left_in(spool) == kept and len(kept) == 2
+
+
+def refuse(body: dict[str, Any]) -> Any:
+    return (400, {"error": {"message": "too long"}}) if "given" in str(body) else None
+
+
+@pytest.mark.parametrize(
+    ("data", "wanted"),
+    [
+        ({"store": "s", "online": {"servers": "u", "store": "s"}}, "online is for rows"),
+        ({"rows": "r", "online": {"servers": [], "store": "s"}}, "data.online.servers"),
+        ({"rows": "r", "online": {"servers": "u"}}, "data.online.store"),
+        ({"rows": "r", "online": {"servers": "u", "store": "s"}, "max_length": 9}, "when the servers were started"),
+        ({"rows": "r", "online": {"servers": "u", "store": "s", "ahead": 0}}, "data.online.ahead"),
+    ],
+)
+def test_faults_of_the_recipe(data: dict[str, Any], wanted: str) -> None:
+    with pytest.raises(TrainError, match=wanted):
+        parse_recipe({"target": "t", "budget": {"epochs": 1}, "data": data}, "recipe.yaml")
