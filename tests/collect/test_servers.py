@@ -29,6 +29,9 @@ pytestmark = [
 ]
 ROOT = Path(__file__).parents[2]
 MATRIX = pytest.mark.matrix
+MORE_SERVERS = ("sglang graphs", "sglang ranks", "vllm")
+# Stock SGLang wants to be told where the ranks of one NUMA node are.
+TP_2, TWO_RANKS = ("--tp-size", "2"), {"SGLANG_CPU_OMP_THREADS_BIND": "0|0"}
 FLAGS = ("--skip-server-warmup", "--enable-metrics")
 QUESTIONS = [
     "Hello",
@@ -77,11 +80,16 @@ def served(request: pytest.FixtureRequest, folder: Path, target: Path) -> Iterat
     head = bigram_models.bigram_eagle3_head(folder / f"head-{engine}", target, wrong=0.3)
     store = folder / f"of-{engine}"
     environment = {"EAGLE_PLUGIN": "1", "EAGLE_POLICY": "random", "EAGLE_FEATURES": str(store)}
+    flags = FLAGS
+    if engine == "sglang ranks":  # the sharded target of both, whose states rank 0 writes
+        environment |= GRAPHS | TWO_RANKS
+        flags += TP_2
+    elif engine == "sglang graphs":
+        environment |= GRAPHS
     if engine == "vllm":
         spec = vllm_spec(target, head, environment=environment | {"PYTHONPATH": str(ROOT)})
     else:
-        more = GRAPHS if engine == "sglang graphs" else {}
-        spec = tiny_spec(target, head, extra_flags=FLAGS, environment=environment | more)
+        spec = tiny_spec(target, head, extra_flags=flags, environment=environment)
     with serving([spec], folder / f"logs-{engine}") as (server,):
         yield Served(server, store)
 
@@ -121,7 +129,7 @@ def differences(found: FeatureStore, wanted: FeatureStore, shift: int = 0) -> di
 
 
 @pytest.mark.parametrize(
-    "served", ["sglang", pytest.param("sglang graphs", marks=MATRIX), pytest.param("vllm", marks=MATRIX)], indirect=True
+    "served", ["sglang", *(pytest.param(name, marks=MATRIX) for name in MORE_SERVERS)], indirect=True
 )
 def test_a_head_learns_from_a_running_server(served: Served, target: Path, tmp_path: Path) -> None:
     """The first test of a server: its store is empty before and after."""
@@ -139,7 +147,7 @@ def test_a_head_learns_from_a_running_server(served: Served, target: Path, tmp_p
 
 
 @pytest.mark.parametrize(
-    "served", ["sglang", pytest.param("sglang graphs", marks=MATRIX), pytest.param("vllm", marks=MATRIX)], indirect=True
+    "served", ["sglang", *(pytest.param(name, marks=MATRIX) for name in MORE_SERVERS)], indirect=True
 )
 def test_one_pass_stores_what_two_stages_do(served: Served, prompts: Path, target: Path, tmp_path: Path) -> None:
     server, store = served
