@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 
 from eagle_plugin.cli import main
 from eagle_plugin.common.errors import UserError
@@ -12,6 +13,7 @@ from eagle_plugin.heads.checkpoint import check_head
 from eagle_plugin.learning.jobs import runner
 from eagle_plugin.learning.jobs.recipe import read_job
 from eagle_plugin.learning.jobs.stages import data_stages, list_stages
+from eagle_plugin.learning.train.recipe import parse_recipe
 from eagle_plugin.models import get_model
 from eagle_plugin.models.shipped import recipe_file
 
@@ -76,9 +78,26 @@ def test_the_stages_are_in_order_and_name_each_others_files(recipe, tmp_path):
     assert [stage.needs_server for stage in stages] == [False, True, False, False, False, False]
 
 
+def test_online_servers_take_the_place_of_the_features_and_of_the_engine(recipe, tmp_path):
+    path, online = tmp_path / "recipe.yaml", {"servers": ["http://a:1", "http://b:1"], "store": "/dev/shm/states"}
+    path.write_text(recipe.read_text() + f"online: {json.dumps(online)}\n")
+    stages = list_stages(read_job(path), tmp_path / "target", tmp_path)
+    assert [stage.name for stage in stages] == [
+        "prompts", "answers of the target", "vocabulary", "train base", "train longer",
+    ]  # fmt: skip
+    assert stages[1].args[-4:] == ["--endpoint", "http://a:1", "--endpoint", "http://b:1"]
+    assert not any(stage.needs_server for stage in stages)
+    for stage in stages[3:]:
+        data = parse_recipe(yaml.safe_load(stage.recipe), "a stage").data
+        assert data.rows == [tmp_path / "generated.jsonl"] and not data.store
+        assert data.online is not None and data.online.servers == online["servers"]
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        (("evaluate: []", "online: {servers: u, store: s}"), "wanted a URL or a folder from the root on: EAGLE"),
+        (("evaluate: []", "online: {servers: u, store: /s}\naux_layers: [1]"), "online has the aux layers of the head"),
         (("vocabulary: 512", "vocabulary: -1"), "vocabulary: Input should be greater than 0 (got -1)"),
         (("evaluate: []", "evalute: []"), "evalute: Extra inputs are not permitted"),
         (("target: smollm2-135m-instruct\n", ""), "target: Field required"),

@@ -13,9 +13,11 @@ import httpx
 import pytest
 import tiny_models
 import torch
+from job_worlds import write_recipe
 from serving import GRAPHS, VLLM_PYTHON, serving, tiny_spec, vllm_spec
 from training_runs import recipe, run_training, write_rows
 
+from eagle_plugin import cli
 from eagle_plugin.bench.servers import Server
 from eagle_plugin.learning.data import collect, extract, generate
 from eagle_plugin.learning.data.rows import DataError, TokenRow, format_row, read_rows
@@ -144,6 +146,19 @@ def test_a_head_learns_from_a_running_server(served: Served, target: Path, tmp_p
     for online, alone in zip(logs["online"], logs["alone"], strict=True):
         assert online["tokens"] == alone["tokens"]
         assert online["loss"] == pytest.approx(alone["loss"], rel=2e-3)
+
+
+@MATRIX
+@pytest.mark.parametrize("served", ["sglang", "vllm"], indirect=True)
+def test_a_job_needs_no_feature_store(served: Served, target: Path, tmp_path: Path) -> None:
+    """Prompts, answers, vocabulary and training, all from the one server; its store is empty before and after."""
+    server, store = served
+    generate = {"max_tokens": 24, "concurrency": 4, "temperatures": [0.0]}
+    path = write_recipe(tmp_path, target, generate=generate, online={"servers": server.url, "store": str(store)})
+    assert cli.main(["optimize", str(path), "--out", str(tmp_path / "out")]) == 0
+    assert (tmp_path / "out" / "head" / "model.safetensors").is_file()
+    assert not (tmp_path / "out" / "features").exists()
+    assert [one.name for one in store.iterdir()] == ["manifest.json"]
 
 
 @pytest.mark.parametrize(

@@ -91,6 +91,15 @@ def test_a_server_that_stores_the_features_needs_no_process_for_them(
     assert {key for key in with_it if key.startswith("features_")} and not any("features" in key for key in found)
 
 
+def test_servers_that_compute_states_online_leave_no_store_and_cost_a_prefill_per_token(job, capsys) -> None:
+    online = "online={servers: [http://127.0.0.1:1], store: /s}"
+    whole = estimated(capsys, job["recipe"], "--rows", job["rows"], "--set", "train.head.budget={epochs: 3}")
+    keys = ["--set", "train.head.budget={epochs: 3}", "--set", online]
+    found = estimated(capsys, job["recipe"], "--rows", job["rows"], *keys)
+    assert "store_bytes" not in found and not any(key.startswith("features_") for key in found)
+    assert found["train_head_states_hours"] == pytest.approx(3 * whole["features_hours"])
+
+
 def test_arithmetic_and_bytes_of_the_target(tiny_target) -> None:
     model = load_target(tiny_target, torch.float32)
     model.set_attn_implementation("eager")  # whose products are counted, of every token with every token

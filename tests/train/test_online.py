@@ -222,11 +222,12 @@ def refuse(body: dict[str, Any]) -> Any:
 @pytest.mark.parametrize(
     ("data", "wanted"),
     [
-        ({"store": "s", "online": {"servers": "u", "store": "s"}}, "online is for rows"),
-        ({"rows": "r", "online": {"servers": [], "store": "s"}}, "data.online.servers"),
+        ({"store": "/s", "online": {"servers": "u", "store": "/s"}}, "online is for rows"),
+        ({"rows": "r", "online": {"servers": [], "store": "/s"}}, "data.online.servers"),
         ({"rows": "r", "online": {"servers": "u"}}, "data.online.store"),
-        ({"rows": "r", "online": {"servers": "u", "store": "s"}, "max_length": 9}, "when the servers were started"),
-        ({"rows": "r", "online": {"servers": "u", "store": "s", "ahead": 0}}, "data.online.ahead"),
+        ({"rows": "r", "online": {"servers": "u", "store": "s"}}, "wanted a URL or a folder from the root on"),
+        ({"rows": "r", "online": {"servers": "u", "store": "/s"}, "max_length": 9}, "when the servers were started"),
+        ({"rows": "r", "online": {"servers": "u", "store": "/s", "ahead": 0}}, "data.online.ahead"),
     ],
 )
 def test_faults_of_the_recipe(data: dict[str, Any], wanted: str) -> None:

@@ -115,6 +115,8 @@ def estimate(job: JobFile, asked: Asked) -> list[Stat]:
                 device=asked.device,
             )
             stats += _training(stage.name, settings, sizes, store, asked)
+            if job.online is not None:
+                stats += _prefills(stage.name, stats, target, store, asked)
     hours = sum(stat.value for stat in stats if stat.unit == "h")
     shared = Stat("shared_hours", f"the same, shared by {asked.devices}", hours / asked.devices, "h", "rough")
     return [*stats, Stat("hours", "all of it, hours of one device", hours, "h", "rough"), shared]
@@ -190,6 +192,8 @@ def _target(job: JobFile, target: TargetSizes, store: StoreSizes, asked: Asked) 
 
 
 def _features(job: JobFile, target: TargetSizes, store: StoreSizes, layout: Manifest, asked: Asked) -> list[Stat]:
+    if job.online is not None:  # one prefill per token that a run trains on
+        return [Stat("token_bytes", "bytes per token of hidden states", bytes_per_token(layout), "", "exact")]
     stored = [
         Stat("token_bytes", "bytes per token in the store", bytes_per_token(layout), "", "exact"),
         Stat("store_bytes", "feature store", store.size, "B", "derived" if asked.rows is None else "exact"),
@@ -227,6 +231,17 @@ def _training(name: str, settings: TrainRecipe, sizes: TrainingSizes, store: Sto
         Stat(f"{key}_tokens", f"{name}: tokens", tokens, "", given),
         Stat(f"{key}_flops", f"{name}: arithmetic", tokens * sizes.flops_per_token, "FLOP", "rough"),
         Stat(f"{key}_hours", f"{name}, hours of one device", hours, "h", "rough"),
+    ]
+
+
+def _prefills(name: str, stats: list[Stat], target: TargetSizes, store: StoreSizes, asked: Asked) -> list[Stat]:
+    """What servers compute for a training run, by the tokens that `stats` say it trains on."""
+    key = name.replace(" ", "_")
+    tokens = next(stat.value for stat in stats if stat.key == f"{key}_tokens")
+    flops = target.forward_flops(tokens, store.tokens / max(1, store.documents) / 2)
+    return [
+        Stat(f"{key}_states_flops", f"{name}: arithmetic of its states", flops, "FLOP", "derived"),
+        Stat(f"{key}_states_hours", f"{name}: states, hours of one device", _hours(flops, 0, asked), "h", "rough"),
     ]
 
 

@@ -9,6 +9,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 
 from eagle_plugin.common.errors import UserError
 from eagle_plugin.common.recipes import read_yaml, validate
+from eagle_plugin.learning.train.recipe import OnlineSettings
 from eagle_plugin.models.shipped import head_folder
 
 Positive = Annotated[int, Field(gt=0)]
@@ -49,7 +50,7 @@ class PromptSettings(_Section):
 class GenerateSettings(_Section):
     """Answers of the target: from running endpoints, or from a stock engine that the job starts and stops."""
 
-    endpoints: list[str] = []
+    endpoints: list[str] = []  # default with `online`: its servers
     temperatures: list[Annotated[float, Field(ge=0, le=2)]] = []  # default: each prompt's own
     max_tokens: Positive = 192
     concurrency: Positive = 112
@@ -104,6 +105,7 @@ class JobRecipe(_Section):
     generate: GenerateSettings = GenerateSettings()
     recorded: RecordedSettings | None = None
     traffic: TrafficSettings | None = None  # in place of prompts, generate and recorded
+    online: OnlineSettings | None = None  # servers that compute the states while training, in place of a feature store
     vocabulary: Positive | None = None
     aux_layers: list[Positive] | None = None
     train: dict[str, dict[str, Any]] = {}  # name -> keys of `eagle-plugin train`, in order
@@ -127,6 +129,10 @@ class JobRecipe(_Section):
             raise ValueError("traffic needs the head that serves in `compare`, and no prompts and recorded beside it")
         if self.traffic is not None and self.aux_layers is not None:
             raise ValueError("traffic has the aux layers of the head that serves; delete aux_layers")
+        if self.online is not None and (self.traffic is not None or self.head is not None):
+            raise ValueError("online is for train with prompts, and not beside traffic or head; delete one of them")
+        if self.online is not None and self.aux_layers is not None:
+            raise ValueError("online has the aux layers of the head that its servers draft with; delete aux_layers")
         if self.exchange is not None and self.traffic is None:
             raise ValueError("exchange asks the held-out prompts of traffic, and there is no traffic; add it")
         return self

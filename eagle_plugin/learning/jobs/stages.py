@@ -49,7 +49,7 @@ def data_stages(job: JobRecipe, target: Path, data: Path) -> Iterator[Stage]:
         out = data / VOCABULARY
         args = ["data", "vocabulary", *map(str, rows), "--target", str(target), "--size", str(job.vocabulary)]
         yield Stage("vocabulary", [*args, "--out", str(out)], out)
-    for file in rows if job.traffic is None else ():  # the server of the traffic stores them
+    for file in rows if job.traffic is None and job.online is None else ():  # else servers compute them
         store = features_of(file)
         args = ["data", "features", str(file), "--target", str(target), "--store", str(store)]
         if job.aux_layers is not None:
@@ -116,13 +116,14 @@ def _prompt_stages(job: JobRecipe, target: Path, data: Path) -> Iterator[Stage]:
     args += ["--concurrency", str(ask.concurrency)]
     if ask.temperatures:
         args += ["--temperature", *map(str, ask.temperatures)]
-    for url in ask.endpoints:
+    endpoints = ask.endpoints or (job.online.servers if job.online else [])
+    for url in endpoints:
         args += ["--endpoint", url]
     yield Stage(
         "answers of the target",
         args,
         rows,
-        needs_server=not ask.endpoints,
+        needs_server=not endpoints,
         partial=(rows, rows.with_suffix(".skipped.jsonl"), features_of(rows)),
         settings=json.dumps([ask.max_tokens, ask.temperatures]),
         prompts=prompts,
@@ -165,7 +166,9 @@ def _train_recipe(name: str, keys: dict[str, Any], job: JobRecipe, target: Path,
     stores = stores if isinstance(stores, list) else [stores]
     for store in stores:
         check_known(f"train.{name}.data.store", store, _stores(job))
-    source = {"store": [str(data / "features" / store) for store in stores]}
+    source: dict[str, Any] = {"store": [str(data / "features" / store) for store in stores]}
+    if job.online is not None:
+        source = {"rows": [str(data / f"{store}.jsonl") for store in stores], "online": job.online.model_dump()}
     values = {**keys, "target": str(target), "head": shape, "data": source}
     trains_blocks = parse_recipe(values, f"the recipe's train.{name}").head.drafts_blocks
     unserved = [key for key in ("benchmark", "package", "traffic") if getattr(job, key)]

@@ -29,6 +29,16 @@ def _check_kind(value: str) -> str:
     return value
 
 
+def _as_list(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+def _check_store(value: str) -> str:
+    if "://" not in value and not Path(value).is_absolute():
+        raise ValueError("wanted a URL or a folder from the root on: EAGLE_FEATURES of the servers")
+    return value
+
+
 UserPath = Annotated[Path, BeforeValidator(_expand)]
 
 
@@ -94,8 +104,8 @@ class StoreSettings(_Section):
 class OnlineSettings(_Section):
     """Servers with `EAGLE_FEATURES` that compute the hidden states of rows while training."""
 
-    servers: Annotated[list[str], Field(min_length=1)]
-    store: str  # their EAGLE_FEATURES; what was read is removed from it
+    servers: Annotated[list[str], Field(min_length=1), BeforeValidator(_as_list)]
+    store: Annotated[str, AfterValidator(_check_store)]  # their EAGLE_FEATURES; what was read is removed from it
     ahead: Annotated[int, Field(ge=1, le=64)] = 4  # updates that are asked for in advance
     concurrency: Positive = 64  # requests at a time, of each process to each server
 
@@ -122,9 +132,6 @@ class DataSettings(_Section):
                 values["store"] = [{"url": part} if isinstance(part, str) else part for part in store]
             if isinstance(rows, str):
                 values["rows"] = [rows]
-            online = values.get("online")
-            if isinstance(online, dict) and isinstance(online.get("servers"), str):
-                values["online"] = online | {"servers": [online["servers"]]}
         return values
 
     @model_validator(mode="after")
