@@ -118,3 +118,19 @@ def _gated_delta(library: FakeLibrary) -> Any:
         return launch
 
     return SimpleNamespace(attend_trees=launches("attend_trees"), commit_trees=launches("commit_trees"))
+
+
+class TakenRows:
+    """In place of a collector of hidden states: keeps the rows that it is given of the requests `names`."""
+
+    def __init__(self, names: list[str]) -> None:
+        self.names, self.rows = names, list[Any]()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.names
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def add(self, rows: Any) -> None:
+        self.rows.append(rows)
