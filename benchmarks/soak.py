@@ -5,8 +5,9 @@
 The server has a tiny target and head in float32, draft shapes at random (EAGLE_POLICY=random) and looked-up branches.
 Requests come from a seeded stream (`benchmarks/soak_requests.py`): lengths, shared beginnings, all sampling parameters,
 penalties, seeds, stop conditions, log probabilities, n > 1, grammars, drafts by request, streams whose client goes
-away, 1 to 48 at a time. While they run the head is exchanged for another one and back (EAGLE_DEPLOY). The prefix cache
-is flushed before each check.
+away, 1 to 48 at a time. While they run, the head is exchanged for another one and back (EAGLE_DEPLOY), requests are
+paused in each way of the engine, and in SGLang the weights are read again. The prefix cache is flushed before each
+check.
 
 After every --every requests the server must be as it was after the first ones: no request and no token of the cache in
 use, the same greedy texts of 8 probes, their accept length in the interval of the first ones, as many threads and open
@@ -37,6 +38,7 @@ from bigram_models import bigram_eagle3_head, bigram_target
 from serving import tiny_spec, vllm_spec
 
 from benchmarks.soak_checks import REQUEST_SECONDS, Check, Report, ask_probes, faults_of, plugin_counts, wait_idle
+from benchmarks.soak_events import HEAD, MAILBOX, OTHER_HEAD, TARGET, Events
 from benchmarks.soak_requests import Ask, ask_of, at_once
 from eagle_plugin.bench.choices import default_engine
 from eagle_plugin.bench.engines import ENGINES
@@ -49,11 +51,9 @@ from eagle_plugin.bench.servers import Server, check_worker
 from eagle_plugin.bench.spec import ServerSpec
 from eagle_plugin.bench.tables import plain_table
 from eagle_plugin.common.deploy_folder import FOLDER
-from eagle_plugin.learning.deploy.server import ServedHead
 from eagle_plugin.policy.metric_table import ACCEPTED_TOKENS, DRAFTED_TOKENS, TOTALS, VERIFY_ROUNDS
 
 MIB = 2**20
-HEAD, OTHER_HEAD, MAILBOX = "head", "other-head", "deploy"  # below the folder of the models
 NOISE = 0.02  # of the target's layers: greedy text depends on all tokens before, and some drafts are right
 
 
@@ -74,14 +74,14 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 def spec_of(options: argparse.Namespace, folder: Path) -> ServerSpec:
     """The server; its models are written into `folder`."""
-    target = bigram_target(folder / "target", noise=NOISE)
+    target = bigram_target(folder / TARGET, noise=NOISE)
     head = bigram_eagle3_head(folder / HEAD, target)
     bigram_eagle3_head(folder / OTHER_HEAD, target, wrong=1.0, seed=13)
     (folder / MAILBOX).mkdir(mode=0o700)
     environment = {"EAGLE_POLICY": "random", "EAGLE_LOOKUP": "on", FOLDER: str(folder / MAILBOX)}
     sizes = {"context_length": 512, "max_total_tokens": 8192, "max_running_requests": 32}
     if options.engine == "vllm":
-        environment |= {"PYTHONPATH": ""}
+        environment |= {"PYTHONPATH": "", "VLLM_SERVER_DEV_MODE": "1"}  # has the routes of pauses
         return vllm_spec(
             target, head, (3, 2, 8), environment=environment, is_async=options.rounds == "ahead", name="soak", **sizes
         )
@@ -126,24 +126,17 @@ class Soak:
 
     def __init__(self, server: Server, options: argparse.Namespace, models: Path) -> None:
         """models: the folder of `spec_of`."""
-        self.server, self.options, self._models = server, options, models
-        self._head = ServedHead(models / MAILBOX, server.url)
-        self.exchanges = 0
+        self.server, self.options = server, options
+        self._events = Events(server, options.engine, models)
         self.answered: Counter[str] = Counter()
         self.began = time.monotonic()
         self.expected = ask_probes(server)
         self.own: list[Check] = []  # of this server
 
     async def ask(self, asks: Iterable[tuple[Ask, int]]) -> None:
-        """Send requests, and exchange the head twice while they run."""
-        answered, _ = await asyncio.gather(send_asks(self.server.url, asks), self._exchange())
+        """Send requests, and let the events happen while they run."""
+        answered, _ = await asyncio.gather(send_asks(self.server.url, asks), self._events.happen())
         self.answered += answered
-
-    async def _exchange(self) -> None:
-        for name in (OTHER_HEAD, HEAD):
-            await asyncio.sleep(1)
-            await asyncio.to_thread(self._head.exchange, self._models / name)
-            self.exchanges += 1
 
     def check(self, requests: int) -> Check:
         """What the server is like now; faults against the first check of this server."""
@@ -159,7 +152,7 @@ class Soak:
             requests=requests,
             seconds=round(time.monotonic() - self.began, 1),
             answered=dict(sorted(self.answered.items())),
-            exchanges=self.exchanges,
+            events=dict(self._events.made),
             running=running,
             cache_in_use=used,
             memory_mib=round(self.server.memory_bytes() / MIB, 1),

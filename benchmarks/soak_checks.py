@@ -30,7 +30,7 @@ class Check(Strict):
     requests: int
     seconds: float = Field(description="since the start, checks included")
     answered: dict[str, int] = Field(description="requests by what came of them, since the start of this server")
-    exchanges: int = Field(default=0, description="of the head, while requests ran")
+    events: dict[str, int] = Field(default={}, description="by name, while requests ran")
     running: float
     cache_in_use: float = Field(description="SGLang: tokens; vLLM: a share; of an empty prefix cache")
     memory_mib: float
