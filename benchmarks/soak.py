@@ -4,8 +4,8 @@
 
 The server has a tiny target and head in float32, draft shapes at random (EAGLE_POLICY=random) and looked-up branches.
 Requests come from a seeded stream (`benchmarks/soak_requests.py`): lengths, shared beginnings, all sampling parameters,
-penalties, seeds, stop conditions, log probabilities, n > 1, grammars, drafts by request, streams whose client goes
-away, 1 to 48 at a time. While they run, the head is exchanged for another one and back (EAGLE_DEPLOY), requests are
+penalties, seeds, stop conditions, log probabilities, n > 1, grammars, drafts by request, in SGLang a LoRA adapter,
+streams whose client goes away, 1 to 48 at a time. While they run, the head is exchanged for another one and back (EAGLE_DEPLOY), requests are
 paused in each way of the engine, and in SGLang the weights are read again. The prefix cache is flushed before each
 check.
 
@@ -36,10 +36,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests/support"))  
 
 from bigram_models import bigram_eagle3_head, bigram_target
 from serving import tiny_spec, vllm_spec
+from tiny_adapters import write_adapter
 
 from benchmarks.soak_checks import REQUEST_SECONDS, Check, Report, ask_probes, faults_of, plugin_counts, wait_idle
 from benchmarks.soak_events import HEAD, MAILBOX, OTHER_HEAD, TARGET, Events
-from benchmarks.soak_requests import Ask, ask_of, at_once
+from benchmarks.soak_requests import ADAPTER, Ask, ask_of, at_once
 from eagle_plugin.bench.choices import default_engine
 from eagle_plugin.bench.engines import ENGINES
 from eagle_plugin.bench.machine import describe_machine
@@ -86,7 +87,9 @@ def spec_of(options: argparse.Namespace, folder: Path) -> ServerSpec:
             target, head, (3, 2, 8), environment=environment, is_async=options.rounds == "ahead", name="soak", **sizes
         )
     environment |= {"EAGLE_OVERLAP": "1"} if options.rounds == "ahead" else {}
-    flags = ("--skip-server-warmup", "--enable-metrics")
+    adapter = write_adapter(folder / ADAPTER, target)
+    flags = ("--skip-server-warmup", "--enable-metrics", "--enable-lora", "--max-loras-per-batch", "2")
+    flags += ("--lora-paths", f"{ADAPTER}={adapter}")
     return tiny_spec(target, head, (3, 2, 8), environment=environment, extra_flags=flags, name="soak", **sizes)
 
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 TOKENS = range(3, 280)  # of the tiny target's vocabulary
 PREFIXES = 12  # prompts that others begin like
 LONGEST_PROMPT, LONGEST_ANSWER = 200, 96
+ADAPTER = "twist"  # a LoRA adapter of SGLang's server; vLLM's CPU kernels give one to the whole batch
 AT_ONCE = (1, 4, 16, 48, 16, 4)  # requests at a time, one phase after another
 PHASE = 50  # requests
 
@@ -38,6 +39,8 @@ def ask_of(engine: str, seed: int, number: int) -> Ask:
         part(body, rng)
     if rng.random() < 0.08:
         _grammar(body, rng, engine)
+    if engine == "sglang" and rng.random() < 0.1:
+        body["lora_path"] = ADAPTER
     leaves = rng.randint(1, 12) if rng.random() < 0.12 else None
     if leaves is not None or rng.random() < 0.3:
         body["stream"] = True
