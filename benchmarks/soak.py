@@ -5,9 +5,9 @@
 The server has a tiny target and head in float32, draft shapes at random (EAGLE_POLICY=random) and looked-up branches.
 Requests come from a seeded stream (`benchmarks/soak_requests.py`): lengths, shared beginnings, all sampling parameters,
 penalties, seeds, stop conditions, log probabilities, n > 1, grammars, drafts by request, in SGLang a LoRA adapter,
-streams whose client goes away, 1 to 48 at a time. While they run, the head is exchanged for another one and back (EAGLE_DEPLOY), requests are
-paused in each way of the engine, and in SGLang the weights are read again. The prefix cache is flushed before each
-check.
+streams whose client goes away, 1 to 48 at a time. While they run, the head is exchanged for another one and back
+(EAGLE_DEPLOY), requests are paused in each way of the engine, and in SGLang the weights are read again. The prefix
+cache is flushed before each check.
 
 After every --every requests the server must be as it was after the first ones: no request and no token of the cache in
 use, the same greedy texts of 8 probes, their accept length in the interval of the first ones, as many threads and open
