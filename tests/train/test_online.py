@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -178,6 +181,26 @@ def test_servers_that_stay_away_end_the_run_in_one_sentence(
     error = [line for line in capsys.readouterr().err.splitlines() if "error:" in line]
     assert len(error) == 1 and "no server of data.online has answered for 0.4 s" in error[0]
     assert "it continues from the last checkpoint" in error[0]
+
+
+@pytest.mark.slow
+def test_ctrl_c_twice_ends_a_run_whose_servers_are_gone(features, tmp_path: Path) -> None:
+    """It does not wait the ten minutes for which it would wait for a server."""
+    spool, began = tmp_path / "spool", threading.Event()
+    with FeatureEndpoint(features.store, spool, lambda one, before: began.set() or one) as server:
+        values = served(features, spool, server.url) | {"budget": {"updates": 100_000}}
+        file = write_recipe(tmp_path / "run.yaml", values)
+        command_line = [sys.executable, "-m", command.__name__, str(file), "--out", str(tmp_path / "run")]
+        run = subprocess.Popen(command_line, stderr=subprocess.PIPE, text=True)
+        assert began.wait(60)
+    assert run.stderr is not None
+    for line in run.stderr:
+        if "waiting for" in line:
+            break
+    for _ in range(2):
+        run.send_signal(signal.SIGINT)
+        time.sleep(0.2)
+    assert run.wait(60) in (130, -signal.SIGINT)
 
 
 def refused(features: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], spool: Path, *urls: str) -> str:

@@ -64,8 +64,8 @@ class Feed:
         try:
             yield self._generate(position, pool)
         finally:
-            if pool is not None:
-                pool.shutdown(cancel_futures=True)
+            if pool is not None:  # what is being read is not waited for: servers may be gone
+                pool.shutdown(wait=False, cancel_futures=True)
 
     def held_out(self) -> Iterator[Batch]:
         """The batches that this process evaluates on; every process has the same number."""

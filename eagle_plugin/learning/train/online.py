@@ -45,6 +45,7 @@ class OnlineSource:
         self._list = RowList(settings.rows, manifest.vocab_size, manifest.max_length)
         self.items, self.terms = self._list.items, self._list.terms
         self._lock, self._numbers, self._newest = threading.Lock(), itertools.count(), 0.0
+        self._closed = False
         self._waiting: set[str] = set()
         self._came: dict[str, Document] = {}
         self._held_out: dict[int, Document] = {}
@@ -93,6 +94,7 @@ class OnlineSource:
         return self._list.count()
 
     def close(self) -> None:
+        self._closed = True
         self._servers.close()
 
     def _asked(self, name: str, index: int) -> Asked:
@@ -102,7 +104,7 @@ class OnlineSource:
     def _wait(self, names: Iterable[str]) -> set[str]:
         """Wait for documents; those that have not come although nothing else comes either."""
         answered = time.monotonic()
-        while True:
+        while not self._closed:
             with self._lock:
                 if came := self._spool.take():
                     self._newest = time.monotonic()
@@ -111,3 +113,4 @@ class OnlineSource:
             if not missing or time.monotonic() > max(answered, self._newest) + PATIENCE_S:
                 return missing
             time.sleep(PAUSE_S)
+        raise TrainError("the run has ended")  # read by nobody
