@@ -110,5 +110,5 @@ def _extras(body: dict[str, Any], rng: random.Random) -> None:
 
 def _grammar(body: dict[str, Any], rng: random.Random, engine: str) -> None:
     regex = rng.choice(("[a-f]{3,40}", "(yes|no)( (yes|no)){0,12}", "[0-9]{1,4}-[0-9]{1,4}"))
-    body.pop("min_tokens", None)  # more than the grammar allows leaves no token at all, in the engines alone as well
+    body.pop("min_tokens", None)  # beyond the longest text of a grammar no token is allowed
     body |= {"regex": regex} if engine == "sglang" else {"structured_outputs": {"regex": regex}}
