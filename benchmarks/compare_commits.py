@@ -30,7 +30,7 @@ from rich.table import Table
 from eagle_plugin.bench.choices import add_model_options, parse_shape, resolve_head, resolve_target
 from eagle_plugin.bench.engines import ENGINES
 from eagle_plugin.bench.load import Sampling
-from eagle_plugin.bench.machine import Machine, busy_percent, describe_machine, usable_cores
+from eagle_plugin.bench.machine import Machine, busy_percent, describe_machine
 from eagle_plugin.bench.measure import RepeatSeries, measure_interleaved
 from eagle_plugin.bench.outcome import exit_status
 from eagle_plugin.bench.outputs import write_json
@@ -41,6 +41,7 @@ from eagle_plugin.bench.servers import Server, ServerError
 from eagle_plugin.bench.spec import ServerSpec
 from eagle_plugin.bench.startup import serving, warm_up_all
 from eagle_plugin.bench.tables import with_quartiles
+from eagle_plugin.common.devices import usable_cores
 from eagle_plugin.models.shipped import question_files
 
 ROOT = Path(__file__).resolve().parents[1]

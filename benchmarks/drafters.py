@@ -33,7 +33,7 @@ from benchmarks.drafter_prompts import PROMPTS, questions_of
 from eagle_plugin.bench.choices import TARGET, default_engine, parse_shape, resolve_target
 from eagle_plugin.bench.engines import ENGINES
 from eagle_plugin.bench.load import Sampling
-from eagle_plugin.bench.machine import Machine, describe_machine, usable_cores
+from eagle_plugin.bench.machine import Machine, describe_machine
 from eagle_plugin.bench.measure import Repeat, RepeatSeries, run_repeat
 from eagle_plugin.bench.outcome import exit_status
 from eagle_plugin.bench.outputs import StealCount, write_json
@@ -46,6 +46,7 @@ from eagle_plugin.bench.startup import serving, warm_up_all
 from eagle_plugin.bench.steal import StealWatch
 from eagle_plugin.bench.tables import number, plain_table, with_quartiles
 from eagle_plugin.bench.turns import Turn, take_turns
+from eagle_plugin.common.devices import usable_cores
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.heads import block_config
 from eagle_plugin.heads.description import described_spec, read_head

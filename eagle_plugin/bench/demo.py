@@ -20,7 +20,6 @@ from eagle_plugin.bench.choices import (
 )
 from eagle_plugin.bench.engines import ENGINES
 from eagle_plugin.bench.equality import Comparison, compare_greedy
-from eagle_plugin.bench.machine import usable_cores
 from eagle_plugin.bench.outcome import exit_status
 from eagle_plugin.bench.outputs import draw, facts_of, report_path, write_json
 from eagle_plugin.bench.picture import draw_demo
@@ -39,6 +38,7 @@ from eagle_plugin.bench.spec import Mode, ServerSpec
 from eagle_plugin.bench.speed import SpeedResult, measure_speed
 from eagle_plugin.bench.table import demo_table, print_bars, repeats_sentence
 from eagle_plugin.common.command_line import Parser
+from eagle_plugin.common.devices import usable_cores
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.models.shipped import question_files
 

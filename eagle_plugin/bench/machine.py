@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
-import os
 import platform
 from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
 from pydantic import BaseModel, ConfigDict
+
+from eagle_plugin.common.devices import usable_cores
 
 BUSY_SECONDS = 2.0  # over which it is told how busy a machine is
 
@@ -26,11 +27,6 @@ class Machine(BaseModel):
     instruction_sets: list[str]
     system: str
     python: str
-
-
-def usable_cores() -> int:
-    """The number of cores that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def busy_percent() -> float:

@@ -11,10 +11,11 @@ from typing import Any
 from eagle_plugin.bench.choices import add_model_options, chosen_device, resolve_head
 from eagle_plugin.bench.engines import ENGINES
 from eagle_plugin.bench.load import engine_version
-from eagle_plugin.bench.machine import busy_percent, usable_cores
+from eagle_plugin.bench.machine import busy_percent
 from eagle_plugin.bench.progress import Steps
 from eagle_plugin.bench.servers import Server
 from eagle_plugin.bench.spec import EngineName, ServerSpec
+from eagle_plugin.common.devices import usable_cores
 
 CONTEXT_LENGTH = 4096  # tokens; long prompts have about 2,100
 SPARE_TOKENS = 512  # vLLM starts only with more than one request of CONTEXT_LENGTH: one of its blocks holds none

@@ -20,7 +20,6 @@ from eagle_plugin.bench.choices import (
 )
 from eagle_plugin.bench.engines import ENGINES
 from eagle_plugin.bench.load import Sampling
-from eagle_plugin.bench.machine import usable_cores
 from eagle_plugin.bench.measure import measure_interleaved
 from eagle_plugin.bench.outcome import exit_status
 from eagle_plugin.bench.progress import Steps
@@ -30,6 +29,7 @@ from eagle_plugin.bench.spec import ServerSpec
 from eagle_plugin.bench.startup import serving, warm_up_all
 from eagle_plugin.bench.tables import number, with_quartiles
 from eagle_plugin.common.command_line import Parser
+from eagle_plugin.common.devices import usable_cores
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.models.shipped import question_files
 

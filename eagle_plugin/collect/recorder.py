@@ -60,5 +60,5 @@ class FeatureRecorder(WriterProcess):
 
 def writer_kind(settings: CollectSettings) -> WriterKind:
     """The writer of a store."""
-    command = [settings.python or sys.executable, "-m", WRITER, settings.to_json()]
-    return WriterKind("collection of features", STORE, CollectError, command, settings.queue_mib << 20, LONGEST)
+    command, given = [settings.python or sys.executable, "-m", WRITER], settings.to_json()
+    return WriterKind("collection of features", STORE, CollectError, command, given, settings.queue_mib << 20, LONGEST)

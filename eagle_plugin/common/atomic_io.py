@@ -95,13 +95,17 @@ def _is_private(path: str | Path) -> bool:
     return stat.S_ISREG(mode) and not mode & 0o077
 
 
-def write_output(path: Path, lines: Iterable[str], fix: str = ANOTHER_FILE) -> None:
+def write_output(path: Path, lines: Iterable[str], fix: str = ANOTHER_FILE, mode: int | None = None) -> None:
     """Write lines, which include their newlines, as UTF-8; an error that the iteration raises leaves `path` as it was.
+
+    mode: of the file; None: as for any new one.
 
     Raises:
         WriteError: the file cannot be written.
     """
     with replace_output(path, fix) as temporary, temporary.open("w", encoding="utf-8") as file:
+        if mode is not None:
+            temporary.chmod(mode)
         file.writelines(lines)
 
 

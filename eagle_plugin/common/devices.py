@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 import platform
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -98,3 +99,8 @@ def _processor() -> str:
     if "model name" not in fields:
         return platform.processor()
     return " ".join([fields["model name"], *(fields[name] for name in ("cpu family", "model") if name in fields)])
+
+
+def usable_cores() -> int:
+    """The number of cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -43,5 +43,5 @@ class Recorder(WriterProcess):
 
 
 def _kind(settings: CaptureSettings, command: list[str] | None = None) -> WriterKind:
-    command = command or [settings.python or sys.executable, "-m", WRITER, settings.to_json()]
-    return WriterKind("capture", FOLDER, CaptureError, command, QUEUE_BYTES, LONGEST)
+    command = command or [settings.python or sys.executable, "-m", WRITER]
+    return WriterKind("capture", FOLDER, CaptureError, command, settings.to_json(), QUEUE_BYTES, LONGEST)

@@ -25,6 +25,8 @@ from eagle_plugin.traffic.metrics import DROPPED
 
 logger = logging.getLogger(__name__)
 
+# Not among the arguments, which every user of the machine sees: a URL may hold a password.
+_SETTINGS = "EAGLE_WRITER_SETTINGS"
 START_SECONDS = 120.0  # of the writer, which imports its packages
 COUNTS_EVERY = 1.0  # seconds
 
@@ -37,6 +39,7 @@ class WriterKind:
     setting: str  # the variable with which the user asked for it
     error: type[UserError]
     command: list[str]
+    settings: str  # for `writer_settings` in the writer
     most_bytes: int  # of the queue
     longest: int  # bytes of one frame
 
@@ -167,6 +170,11 @@ class WriterProcess:
         self._bytes = 0
 
 
+def writer_settings() -> str:
+    """In a writer: the settings of its kind."""
+    return os.environ[_SETTINGS]
+
+
 def _start(kind: WriterKind, options: Sequence[str] = ()) -> subprocess.Popen[bytes]:
     one_thread = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "CUDA_VISIBLE_DEVICES": ""}
     try:
@@ -174,7 +182,7 @@ def _start(kind: WriterKind, options: Sequence[str] = ()) -> subprocess.Popen[by
             [*kind.command, *options],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**os.environ, **one_thread},
+            env={**os.environ, **one_thread, _SETTINGS: kind.settings},
             start_new_session=True,  # a Ctrl-C is for the server; the writer ends when its input does
         )
     except OSError as error:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,9 @@ from eagle_plugin import cli
 from eagle_plugin.learning.data.collecting import servers
 from eagle_plugin.learning.data.collecting.completion import GrowingStore
 from eagle_plugin.learning.data.collecting.shards import OpenShards
+from eagle_plugin.learning.data.collecting.spool import Spool
 from eagle_plugin.learning.data.generation import endpoints
+from eagle_plugin.learning.data.rows import DataError
 from eagle_plugin.learning.data.store.feature_store import Document, FeatureStore
 from eagle_plugin.learning.train import command, online
 from eagle_plugin.learning.train.recipe import TrainError, parse_recipe
@@ -99,9 +102,7 @@ def test_documents_that_do_not_come_are_asked_for_again(
     assert len(dropped) > 5
     with (
         FeatureEndpoint(features.store, tmp_path / "none", lambda one, before: None) as server,
-        pytest.raises(
-            TrainError, match="were answered by servers and did not reach .*none; is it their EAGLE_FEATURES"
-        ),
+        pytest.raises(DataError, match="were answered by servers and did not reach .*none; is it their EAGLE_FEATURES"),
     ):
         run_training(tmp_path, "none", served(features, tmp_path / "none", server.url))
 
@@ -119,6 +120,16 @@ def test_two_processes_read_from_one_store(features, stored: Path, tmp_path: Pat
     assert owners == {"000", "001"}
     assert distance(newest(file.with_suffix("")), newest(stored)) < 2e-5
     assert left_in(spool) == []
+
+
+def test_a_server_that_fails_is_left_to_itself(features, stored: Path, tmp_path: Path) -> None:
+    """The requests that it fails at go to the other one at once."""
+    spool, on = tmp_path / "spool", {"x-eagle-features": "on"}
+    fails = TokenEndpoint(headers=on, behaviour=lambda path, body: (500, {}) if "given" in str(body) else None)
+    with FeatureEndpoint(features.store, spool) as server, fails:
+        run = run_training(tmp_path, "run", served(features, spool, fails.url, server.url))
+    assert weights(run) == weights(stored)
+    assert sum("given" in str(body) for body in fails.requests) > 1
 
 
 def free_port() -> int:
@@ -201,6 +212,36 @@ def test_ctrl_c_twice_ends_a_run_whose_servers_are_gone(features, tmp_path: Path
         run.send_signal(signal.SIGINT)
         time.sleep(0.2)
     assert run.wait(60) in (130, -signal.SIGINT)
+
+
+@pytest.mark.slow
+def test_a_signal_while_servers_are_away_saves_the_run(features, tmp_path: Path) -> None:
+    """One signal is enough: the update that waits is given up, and those before it are in a checkpoint."""
+    spool, began = tmp_path / "spool", threading.Event()
+    with FeatureEndpoint(features.store, spool, lambda one, before: one if before < 60 else began.set()) as server:
+        values = served(features, spool, server.url, checkpoint_every=100_000) | {"budget": {"updates": 100_000}}
+        file = write_recipe(tmp_path / "run.yaml", values)
+        command_line = [sys.executable, "-m", command.__name__, str(file), "--out", str(tmp_path / "run")]
+        run = subprocess.Popen(command_line, stderr=subprocess.PIPE, text=True)
+        assert began.wait(60)
+    assert run.stderr is not None and any("waiting for" in line for line in run.stderr)
+    run.send_signal(signal.SIGTERM)
+    assert run.wait(60) == 130
+    assert newest(tmp_path / "run").is_file()
+
+
+def test_two_runs_share_a_store(features, tmp_path: Path) -> None:
+    """Neither removes what the other has asked for, also where one shard has documents of both."""
+    manifest = FeatureStore(features.store).manifest
+    url, store = str(tmp_path / "spool"), FeatureStore(features.store)
+    shards = OpenShards(url, manifest, 1 << 20)
+    first, second = (Spool(url, manifest, run, 0) for run in (1, 2))
+    for spool in (first, second):
+        shards.add(replace(store.read(store.entries[0]), id=spool.name(7)))
+    shards.flush()
+    assert list(first.take()) == [first.name(7)] and not first.take()
+    assert list(second.take()) == [second.name(7)]
+    assert left_in(tmp_path / "spool") == []
 
 
 def refused(features: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], spool: Path, *urls: str) -> str:

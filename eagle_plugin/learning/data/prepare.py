@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,6 +13,7 @@ from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 
 from eagle_plugin.common.atomic_io import inherit_privacy, write_output
 from eagle_plugin.common.command_end import end_of
+from eagle_plugin.common.devices import usable_cores
 from eagle_plugin.common.progress import ProgressBars
 from eagle_plugin.learning.data.preparation_stats import PreparationStats, print_stats
 from eagle_plugin.learning.data.prepare_options import prepare_parser
@@ -69,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in arguments.files:
         if name != "-" and Path(name).resolve() == out.resolve():
             raise DataError(f"--out {out} is one of the files to read; give another name")
-    workers = len(os.sched_getaffinity(0)) if arguments.workers is None else arguments.workers
+    workers = usable_cores() if arguments.workers is None else arguments.workers
     if workers < 1:
         raise DataError(f"--workers is {workers}, wanted 1 or more")
     tokenizer = str(target_folder(arguments.tokenizer)) if arguments.tokenizer else None

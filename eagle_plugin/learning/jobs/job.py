@@ -129,7 +129,7 @@ class Job:
         self._started_before = self.describe().started
         log = self.folder / LOG
         log.parent.mkdir(parents=True, exist_ok=True)
-        command = [*COMMAND, "optimize", "resume", self.name, "--jobs", self._jobs.folder.url]
+        command = [*COMMAND, "optimize", "resume", self.name, "--jobs", self._jobs.address]
         with log.open("wb") as file:
             self._process = subprocess.Popen(command, stdout=file, stderr=file, start_new_session=True)
 

@@ -83,7 +83,7 @@ class JobsFolder:
     """
 
     def __init__(self, url: str) -> None:
-        self.folder = open_folder(url)
+        self._url, self.folder = url, open_folder(url)
         self.remote = not isinstance(self.folder, LocalFolder)
 
     def names(self) -> list[str]:
@@ -92,8 +92,8 @@ class JobsFolder:
 
     @property
     def address(self) -> str:
-        """What names the folder to processes elsewhere: its URL, or an absolute path."""
-        return str(self.folder.path.resolve()) if isinstance(self.folder, LocalFolder) else self.folder.url
+        """What names the folder to other processes: its URL with its user, or an absolute path."""
+        return str(self.folder.path.resolve()) if isinstance(self.folder, LocalFolder) else self._url
 
     def work_folder(self, name: str) -> Path | None:
         """Where a job keeps what it makes if its YAML does not say it; None: the YAML must say it."""

@@ -96,7 +96,7 @@ def run_job(
                 console.print(f"[bold]{title}[/]", highlight=False)
                 watch.stage(number, stage.name)
                 if stage.recipe:
-                    write_output(Path(stage.args[1]), [stage.recipe])
+                    write_output(Path(stage.args[1]), [stage.recipe], mode=0o600)  # a URL may hold a password
                 if stage.partial:
                     _begin_anew(stage, done, digest)
                     write_output(home / JOB_FILE, [json.dumps(done, indent=2), "\n"])

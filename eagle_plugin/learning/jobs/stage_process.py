@@ -107,11 +107,12 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
     try:
-        process.wait(timeout=60.0)
-    except BaseException:  # a second Ctrl-C: at once
+        process.wait(timeout=PATIENCE_S)
+    except BaseException as error:  # a second Ctrl-C: at once
         process.kill()
         process.wait()
-        raise
+        if not isinstance(error, subprocess.TimeoutExpired):
+            raise
 
 
 def _open_log(path: Path) -> IO[bytes]:

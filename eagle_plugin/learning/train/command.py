@@ -19,7 +19,7 @@ from eagle_plugin.common.allocator import reuse_memory
 from eagle_plugin.common.atomic_io import remove_leftovers
 from eagle_plugin.common.command_end import end_of
 from eagle_plugin.common.command_line import Parser
-from eagle_plugin.common.devices import fast_dtype
+from eagle_plugin.common.devices import fast_dtype, usable_cores
 from eagle_plugin.heads.draft_head import DraftHead
 from eagle_plugin.heads.export import save_head
 from eagle_plugin.heads.manifest import read_manifest
@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     out: Path = arguments.out if arguments.out is not None else Path("out") / arguments.recipe.stem
     reuse_memory()
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    torch.set_num_threads(settings.threads or max(1, len(os.sched_getaffinity(0)) // processes))
+    torch.set_num_threads(settings.threads or max(1, usable_cores() // processes))
     with join_ranks(settings.device, settings.parallel) as ranks, _hold(out, ranks):
         if arguments.restart:
             _restart(out, ranks)

@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, Literal
 
 import torch
@@ -82,13 +83,15 @@ def join_ranks(device: Literal["auto", "cpu", "cuda"], parallel: Literal["ddp", 
     if world == 1:
         yield Ranks(0, 1, place)
         return
-    dist.init_process_group("nccl" if gpus else "gloo", device_id=place if gpus else None)
+    # One process may wait for servers of hidden states, for a disk or for a store, while the others wait for it.
+    dist.init_process_group("nccl" if gpus else "gloo", device_id=place if gpus else None, timeout=MOST_WAITING)
     try:
         yield Ranks(rank, world, place, parallel)
     finally:
         dist.destroy_process_group()
 
 
+MOST_WAITING = timedelta(hours=1)  # more than any patience of a source of documents
 _ENVIRONMENT = {"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0"}
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +19,7 @@ from eagle_plugin.learning.train.schedule import learning_factor, phase_at, spen
 from eagle_plugin.learning.train.sources import Source, mask_out
 
 AHEAD = 2  # updates whose documents are read while the head computes
+LOOK_S = 0.2  # between two looks whether the run is to stop
 EVAL_TOKENS = 2048  # of one forward of the evaluation
 
 
@@ -34,12 +35,14 @@ class PlannedUpdate:
 
 
 class Feed:
-    """The batches of this process. The loop sets `seconds` to the time that the run has used."""
+    """The batches of this process. The loop sets `seconds` to the time that the run has used, and `gives_up`."""
 
     def __init__(self, settings: TrainRecipe, source: Source, ranks: Ranks, mask_token: int | None = None) -> None:
         """mask_token: P-EAGLE's, which must not be in any document."""
         self._settings, self._source, self._ranks, self._mask_token = settings, source, ranks, mask_token
         self.seconds = 0.0
+        self.gives_up: Callable[[], bool] = lambda: False  # asked while documents are waited for
+        self.gave_up = False
         items = source.items
         self._train = [i for i, item in enumerate(items) if item.split == "train"]
         weights = [items[i].weight for i in self._train]
@@ -91,7 +94,14 @@ class Feed:
             if not planned or (minutes is not None and self.seconds >= 60 * minutes):
                 return
             step, future = planned.popleft()
-            yield step, future.result() if future is not None else self._read(step.micros)
+            if future is None:
+                yield step, self._read(step.micros)
+                continue
+            while not wait([future], LOOK_S).done:
+                if self.gives_up():
+                    self.gave_up = True
+                    return
+            yield step, future.result()
 
     def _plan_step(self, position: Position) -> PlannedUpdate | None:
         settings = self._settings

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from eagle_plugin.common.url_credentials import without_credentials_in
+from eagle_plugin.learning.data.rows import DataError
 from eagle_plugin.learning.train.batches import Batch
 from eagle_plugin.learning.train.checkpoint import (
     Checkpoint,
@@ -76,6 +77,7 @@ class Trainer:
         self._held_out: dict[str, list[float]] = {}
         self._spent, self._clock = 0.0, time.perf_counter()
         self._told = self._stop = False  # this process got a signal; all processes have agreed to stop
+        self.feed.gives_up = lambda: self._told and ranks.world == 1  # several agree in an update
 
     def resume(self) -> bool:
         """Continue from the newest checkpoint in the folder that is not damaged; False if the run is a new one.
@@ -143,12 +145,17 @@ class Trainer:
                         saved = update
                     if window is not None:
                         window.clock += time.perf_counter() - pause
+                self._stop |= self.feed.gave_up
                 self._log_train(window, logs)
                 if saved != self.position.update:
                     self._save()
                 # Also when a finished run is started again only to export its head.
                 if self.feed.evaluates and not self._stop and (evaluated != self.position.update or not self._held_out):
                     self._log_val(logs)
+        except DataError:
+            if self.ranks.world == 1 and self.position.update > max(saved, 0):  # what was learnt until then is kept
+                self._save()
+            raise
         finally:
             if logs is not None:
                 logs.close()

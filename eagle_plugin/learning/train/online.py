@@ -16,15 +16,17 @@ from rich.console import Console
 from eagle_plugin.learning.data.collecting.servers import Asked, FeatureServers
 from eagle_plugin.learning.data.collecting.spool import Spool
 from eagle_plugin.learning.data.generation.run import GenerationSettings
+from eagle_plugin.learning.data.rows import DataError
 from eagle_plugin.learning.data.store.feature_store import Document
 from eagle_plugin.learning.data.store.features import Readout
 from eagle_plugin.learning.data.store.manifest import Manifest
 from eagle_plugin.learning.train.distributed import Ranks
-from eagle_plugin.learning.train.recipe import DataSettings, TrainError
+from eagle_plugin.learning.train.recipe import DataSettings
 from eagle_plugin.learning.train.row_list import RowList
 
 PAUSE_S = 0.05  # between two looks into the store
 PATIENCE_S = 15.0  # without a new document, after the answers; a server writes what it has after a second without more
+TIMEOUT_S = 300.0  # of one prefill, in a queue of them
 TRIES = 3
 
 
@@ -54,14 +56,15 @@ class OnlineSource:
             Spool(settings.online.store, manifest, int(run), 0).clear()
         run = ranks.add_up(run)  # after the store was cleared
         self._spool = Spool(settings.online.store, manifest, int(run), ranks.rank)
-        asked = GenerationSettings(concurrency=settings.online.concurrency, collects=True)
+        concurrency = settings.online.concurrency
+        asked = GenerationSettings(concurrency=concurrency, timeout_s=TIMEOUT_S, tries=1, collects=True)
         self._servers = FeatureServers(settings.online.servers, asked, Console(stderr=True, quiet=not ranks.writes))
 
     def read(self, indices: Sequence[int]) -> list[Document]:
         """The documents of the rows, as soon as servers have computed them.
 
         Raises:
-            DataError, TrainError: they do not come.
+            DataError: they do not come.
         """
         with self._lock:
             documents = {i: self._held_out[i] for i in indices if i in self._held_out}
@@ -75,7 +78,7 @@ class OnlineSource:
                 break
         else:
             row = self._list.rows[names[min(missing)]]
-            raise TrainError(
+            raise DataError(
                 f"{len(missing):,} documents, among them row {row.id!r}, were answered by servers and did not reach "
                 f"{self._spool.url}; is it their EAGLE_FEATURES? The servers' logs say what was dropped"
             )
@@ -99,7 +102,7 @@ class OnlineSource:
 
     def _asked(self, name: str, index: int) -> Asked:
         row = self._list.rows[index]
-        return Asked(name, row.source, row.split, self._list.tokens(index), len(row.prompt_ids))
+        return Asked(name, row.source, row.split, row.ids.tolist(), row.prompt)
 
     def _wait(self, names: Iterable[str]) -> set[str]:
         """Wait for documents; those that have not come although nothing else comes either."""
@@ -113,4 +116,4 @@ class OnlineSource:
             if not missing or time.monotonic() > max(answered, self._newest) + PATIENCE_S:
                 return missing
             time.sleep(PAUSE_S)
-        raise TrainError("the run has ended")  # read by nobody
+        raise DataError("the run has ended")  # read by nobody

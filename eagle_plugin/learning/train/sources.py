@@ -109,8 +109,8 @@ class TargetSource:
         rows = [self._list.rows[i] for i in indices]
         lengths = [self.items[i].length for i in indices]
         ids = torch.zeros(len(rows), max(lengths), dtype=torch.int64)  # [b, n]; padded on the right
-        for place, index in enumerate(indices):
-            ids[place, : lengths[place]] = torch.tensor(self._list.tokens(index))
+        for i, row in enumerate(rows):
+            ids[i, : lengths[i]] = torch.tensor(row.ids.tolist())
         aux, last = self._taps.run(ids.to(self._device), lengths)
         return [
             Document(
@@ -118,7 +118,7 @@ class TargetSource:
                 source=row.source,
                 split=row.split,
                 ids=ids[i, :n],
-                mask=torch.arange(n) >= len(row.prompt_ids),
+                mask=torch.arange(n) >= row.prompt,
                 aux=None if aux is None else aux[i, :n].to(torch.bfloat16),
                 last=last[i, :n].to(torch.bfloat16),
             )

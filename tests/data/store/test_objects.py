@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import uuid
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 from object_server import s3_bucket
 
 from eagle_plugin.learning.data.rows import DataError
+from eagle_plugin.learning.data.store import objects
 from eagle_plugin.learning.data.store.objects import PARTIAL, Folder, LocalFolder, ObjectExists, open_folder
 
 SCHEMES = ("path", "file", "memory", "s3")
@@ -135,3 +138,19 @@ def test_what_a_killed_writer_left_is_not_listed_and_can_be_removed(tmp_path: Pa
     assert folder.names() == []
     folder.remove_partial("shard-000-")
     assert [path.name for path in tmp_path.iterdir()] == [f".shard-001-7{PARTIAL}host-1"]
+
+
+def test_a_file_that_another_process_removes_while_a_folder_is_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in "abc":
+        (tmp_path / name).write_bytes(b"12")
+
+    def look_and_remove(entry: os.DirEntry[str], look: Any = objects._is_object) -> bool:
+        found = look(entry)
+        if entry.name == "b":
+            os.unlink(entry)
+        return bool(found)
+
+    monkeypatch.setattr(objects, "_is_object", look_and_remove)
+    assert objects.LocalFolder(tmp_path).sizes() == {"a": 2, "c": 2}

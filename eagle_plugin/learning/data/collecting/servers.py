@@ -45,6 +45,7 @@ class FeatureServers:
 
     def __init__(self, urls: Sequence[str], settings: GenerationSettings, console: Console) -> None:
         self._settings, self._console = settings, console
+        self._lock, self._closed = threading.Lock(), False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="feature-servers", daemon=True)
         self._thread.start()
@@ -67,13 +68,21 @@ class FeatureServers:
 
     def close(self) -> None:
         """Forget requests that are on their way."""
-        self._run(self._end())
+        with self._lock:  # what was given to the loop before is cancelled, and nothing comes after
+            self._closed = True
+            ended = asyncio.run_coroutine_threadsafe(self._end(), self._loop)
+        ended.result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
 
     def _run(self, job: Coroutine[None, None, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(job, self._loop).result()
+        with self._lock:
+            if self._closed:
+                job.close()
+                raise DataError("the servers are not asked any more")
+            future = asyncio.run_coroutine_threadsafe(job, self._loop)
+        return future.result()
 
     async def _open(self, urls: Sequence[str]) -> None:
         self._client = make_client(self._settings)
@@ -95,7 +104,7 @@ class FeatureServers:
     async def _ask(self, document: Asked) -> None:
         body = {"max_tokens": 1, "temperature": 0}
         body |= asking_for_features(document.id, document.source, document.split, document.prompt)
-        faults = 0  # of a server that answers others, after several tries with pauses between them
+        faults = 0  # of servers that answer something else, but not this
         async with self._room:
             while True:
                 endpoint = await self._choose()
@@ -107,11 +116,17 @@ class FeatureServers:
                     self._reopen_later(endpoint, str(error))
                 except RequestRefused as error:
                     faults += 1
-                    if error.final or faults == MOST_FAULTS:
+                    if error.final:
                         raise DataError(
                             f"{endpoint.name} refuses a row of {len(document.ids):,} tokens ({error}); give the server "
                             "a longer context, or a smaller EAGLE_FEATURES_MAX_LENGTH"
                         ) from error
+                    if faults == MOST_FAULTS:
+                        raise DataError(
+                            f"{endpoint.name} fails at a row of {len(document.ids):,} tokens ({error}), as servers did "
+                            f"{faults} times; see its log"
+                        ) from error
+                    self._reopen_later(endpoint, str(error))  # it may hang: others go on
                 finally:
                     self._busy[endpoint.url] -= 1
 
@@ -142,7 +157,8 @@ class FeatureServers:
     async def _reopen(self, endpoint: TargetEndpoint) -> None:
         while True:
             await asyncio.sleep(REOPEN_S)
-            again = TargetEndpoint(endpoint.url, self._client, self._settings.model, collects=True)
+            settings = self._settings
+            again = TargetEndpoint(endpoint.url, self._client, settings.model, collects=True, tries=settings.tries)
             try:
                 await again.open()
             except (EndpointDead, DataError) as error:

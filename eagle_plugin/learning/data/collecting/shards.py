@@ -66,9 +66,9 @@ class OpenShards:
             DataError: it cannot be written; the documents are gone.
         """
         documents, size = self._documents, self._bytes
-        self._documents, self._bytes = [], 0
         if not documents:
             return 0, 0
+        self._documents, self._bytes = [], 0
         found = (PLAN_NAME.fullmatch(name) for name in self._folder.names())
         plan = 1 + max((int(one[1]) for one in found if one), default=-1)
         first = max(self._last + 1, time.time_ns() // 1_000_000)

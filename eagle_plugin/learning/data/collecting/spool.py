@@ -18,7 +18,7 @@ from eagle_plugin.learning.data.store.objects import ObjectExists, open_folder
 from eagle_plugin.learning.data.store.plan import PLAN_NAME
 from eagle_plugin.learning.data.store.shards import Document, Layout, Shard, ShardDamage, decode, read_shard
 
-_OWN = re.compile(r"online-([0-9a-f]{8})-(\d{3})-(\d+)")  # a document's id: run, process, number of the request
+_OWN = re.compile(r"(online-[0-9a-f]{8}-\d{3})-\d+")  # a document's id: its process of a run, number of the request
 _TAKEN = "taken-"  # before the name of a shard, in the names of empty objects
 
 
@@ -30,7 +30,8 @@ class Spool:
     """
 
     def __init__(self, url: str | Path, manifest: Manifest, run: int, rank: int) -> None:
-        self._folder, self._manifest, self._run, self._rank = open_folder(url), manifest, f"{run:08x}", rank
+        self._folder, self._manifest = open_folder(url), manifest
+        self._owner = f"online-{run:08x}-{rank:03d}"
         self._seen: set[str] = set()
         if any(PLAN_NAME.fullmatch(name) for name in self._folder.names()):
             raise self._foreign("is a feature store with a plan")
@@ -42,14 +43,21 @@ class Spool:
 
     def name(self, number: int) -> str:
         """The id of a document that a server is asked for; a number is used once."""
-        return f"online-{self._run}-{self._rank:03d}-{number}"
+        return f"{self._owner}-{number}"
 
     def clear(self) -> None:
-        """Remove what an earlier run has left; by one process, before any of them asks for documents."""
-        for name in self._folder.names():
-            if name.startswith(_TAKEN):
-                self._folder.remove(name)
-        self.take()
+        """Remove what earlier runs have left; by one process, before any of them asks for documents.
+
+        A run that is not over asks again for what it loses by this.
+        """
+        names = self._folder.sizes()
+        for name in names:
+            if SHARD_NAME.fullmatch(name):
+                with contextlib.suppress(ShardDamage):
+                    self._owners(read_shard(self._folder, name, names[name], self._manifest))
+        for name in names:
+            if name.startswith(_TAKEN) or SHARD_NAME.fullmatch(name):
+                self._remove(name)
 
     def take(self) -> dict[str, Document]:
         """The documents that have come for this process since the last call, by id."""
@@ -63,41 +71,38 @@ class Spool:
             except ShardDamage:  # or another process has just removed it; what is missing is asked for again
                 continue
             owners = self._owners(shard)
-            if self._rank in owners:
+            if self._owner in owners:
                 found |= self._read(shard)
                 self._mark(name, owners)
-            elif not owners and self._rank == 0:  # of a run that was killed
-                self._remove(name)
         return found
 
-    def _owners(self, shard: Shard) -> set[int]:
-        """The processes of this run that have asked for documents of a shard."""
+    def _owners(self, shard: Shard) -> set[str]:
+        """The processes, of any run, that have asked for documents of a shard."""
         owners = set()
         for entry in shard.entries:
             if not (known := _OWN.fullmatch(entry.id)):
                 raise self._foreign(f"has the document {entry.id!r}, which no training run has asked for")
-            if known[1] == self._run:
-                owners.add(int(known[2]))
+            owners.add(known[1])
         return owners
 
     def _read(self, shard: Shard) -> dict[str, Document]:
-        found, own = {}, self.name(0)[:-1]
+        found = {}
         for entry in shard.entries:
-            if entry.id.startswith(own):
+            if entry.id.startswith(f"{self._owner}-"):
                 stop = entry.offset + Layout.of(self._manifest, entry.length).size
                 data = self._folder.read(shard.name, entry.offset, stop)
                 if hashlib.sha256(data).hexdigest() == entry.sha256:
                     found[entry.id] = decode(entry, data, self._manifest)
         return found
 
-    def _mark(self, name: str, owners: set[int]) -> None:
+    def _mark(self, name: str, owners: set[str]) -> None:
         """This process has read a shard; the last of its owners to say so removes it."""
-        if owners == {self._rank}:
+        if owners == {self._owner}:
             self._remove(name)
             return
         with contextlib.suppress(ObjectExists):
-            self._folder.create(f"{_TAKEN}{name}-{self._rank:03d}", b"")
-        marks = {f"{_TAKEN}{name}-{owner:03d}" for owner in owners}
+            self._folder.create(f"{_TAKEN}{name}-{self._owner}", b"")
+        marks = {f"{_TAKEN}{name}-{owner}" for owner in owners}
         if marks <= set(self._folder.names()):
             for one in (name, *marks):
                 self._remove(one)

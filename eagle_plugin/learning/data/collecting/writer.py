@@ -30,6 +30,7 @@ from eagle_plugin.learning.data.store.shards import Document
 from eagle_plugin.learning.data.target_identity import target_digests
 from eagle_plugin.traffic.frames import Exchange, read_frame
 from eagle_plugin.traffic.metrics import DROPPED
+from eagle_plugin.traffic.writer_process import writer_settings
 
 IDLE = 1.0  # seconds without a document after which what there is becomes a shard
 TELL_EVERY = 1.0  # seconds between two reports of counts
@@ -37,8 +38,8 @@ READ_AHEAD = 4  # frames
 
 
 def main(arguments: list[str]) -> int:
-    """Run until the input ends; arguments are the settings as JSON, and perhaps `--check`, which only starts."""
-    settings = CollectSettings.from_json(arguments[0])
+    """Run until the input ends; with the argument `--check` only start."""
+    settings = CollectSettings.from_json(writer_settings())
     for number in (signal.SIGINT, signal.SIGTERM):  # of the server's group; what is queued is written first
         signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(1)
@@ -158,7 +159,7 @@ class DocumentWriter:
         waiting = self._shards.waiting
         try:
             documents, size = self._shards.flush()
-        except DataError as error:
+        except (DataError, OSError) as error:
             if not self.counts[DROPPED + "write_error"]:
                 print(f"eagle-plugin: features cannot be written: {error}", file=sys.stderr, flush=True)
             self.counts[DROPPED + "write_error"] += waiting

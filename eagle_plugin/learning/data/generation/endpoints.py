@@ -82,6 +82,7 @@ class TargetEndpoint:
     first_pause_s: float = FIRST_PAUSE_S
     dead: str = ""  # why it is not used any more; empty while it is used
     collects: bool = False  # whether the server is to store the hidden states of what it is asked
+    tries: int = RETRIES  # of a request that fails
     _base: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -131,7 +132,7 @@ class TargetEndpoint:
     async def _ask(self, route: str, body: dict[str, Any], sampling: dict[str, Any]) -> GeneratedAnswer:
         body = {"model": self.model, **body, **sampling, "return_token_ids": True}
         pause, reason = self.first_pause_s, ""
-        for attempt in range(RETRIES):
+        for attempt in range(self.tries):
             if attempt:
                 await asyncio.sleep(pause)
                 pause *= 2
@@ -155,8 +156,8 @@ class TargetEndpoint:
                 )
             return self._read(response)
         if await self._is_alive():
-            raise RequestRefused(f"{reason}, {RETRIES} times", final=False)
-        raise EndpointDead(f"{reason}, {RETRIES} times")
+            raise RequestRefused(f"{reason}, {times(self.tries)}", final=False)
+        raise EndpointDead(f"{reason}, {times(self.tries)}")
 
     async def _is_alive(self) -> bool:
         try:
@@ -183,6 +184,11 @@ class TargetEndpoint:
         if finish not in ("stop", "length", "tool_calls", "function_call"):
             raise RequestRefused(f"the answer ended with {finish!r}", final=False)
         return GeneratedAnswer(prompt_ids, response_ids, "length" if finish == "length" else "stop", _history(message))
+
+
+def times(tries: int) -> str:
+    """How often something was tried."""
+    return "once" if tries == 1 else f"{tries} times"
 
 
 def _history(message: dict[str, Any]) -> dict[str, Any]:

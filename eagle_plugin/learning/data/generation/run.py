@@ -17,6 +17,7 @@ from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from eagle_plugin.common.progress import ProgressBars, report_progress
 from eagle_plugin.learning.data.generation.endpoints import (
     FIRST_PAUSE_S,
+    RETRIES,
     EndpointDead,
     RequestRefused,
     TargetEndpoint,
@@ -40,6 +41,7 @@ class GenerationSettings:
     model: str = ""  # empty: the first model that each server lists
     is_private: Callable[[str], bool] | None = None  # answers for which it returns true are dropped
     first_pause_s: float = FIRST_PAUSE_S
+    tries: int = RETRIES  # of a request that fails, at one server
     collects: bool = False  # whether the servers store the hidden states of the answers
     drafts: bool = True  # whether they draft then
 
@@ -177,7 +179,10 @@ async def open_endpoints(
 ) -> list[TargetEndpoint]:
     """The servers, each asked for one token; those that do not answer are marked as dead."""
     endpoints = [
-        TargetEndpoint(url, client, settings.model, settings.first_pause_s, collects=settings.collects) for url in urls
+        TargetEndpoint(
+            url, client, settings.model, settings.first_pause_s, collects=settings.collects, tries=settings.tries
+        )
+        for url in urls
     ]
     names = ", ".join(escape(endpoint.name) for endpoint in endpoints)
     console.print(f"asking {names} for one token", highlight=False)

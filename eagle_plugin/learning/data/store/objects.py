@@ -97,7 +97,8 @@ class LocalFolder:
             return {}
         with _reading(self.path):
             entries = sorted(os.scandir(self.path), key=lambda entry: entry.name)
-            return {entry.name: entry.stat().st_size for entry in entries if _is_object(entry)}
+            sizes = {entry.name: _size(entry) for entry in entries if _is_object(entry)}
+        return {name: size for name, size in sizes.items() if size is not None}
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> bytearray:
         with _reading(self.path / name), (self.path / name).open("rb") as file:
@@ -151,6 +152,14 @@ def _reading(path: Path) -> Iterator[None]:
         raise
     except OSError as error:
         raise DataError(f"cannot read {path} ({error.strerror}); check its rights and its disk") from error
+
+
+def _size(entry: os.DirEntry[str]) -> int | None:
+    """None: another process has just removed it."""
+    try:
+        return entry.stat().st_size
+    except FileNotFoundError:
+        return None
 
 
 def _is_object(entry: os.DirEntry[str]) -> bool:

@@ -29,14 +29,15 @@ from eagle_plugin.traffic.frames import Exchange, read_frame
 from eagle_plugin.traffic.metrics import DROPPED
 from eagle_plugin.traffic.served import ServedTarget
 from eagle_plugin.traffic.settings import FOLDER, CaptureSettings
+from eagle_plugin.traffic.writer_process import writer_settings
 
 TELL_EVERY = 1.0  # seconds between two reports of counts
 SILENCE = 5.0  # seconds
 
 
 def main(arguments: list[str]) -> int:
-    """Run until the input ends; arguments are the settings as JSON, and perhaps `--check`, which only starts."""
-    settings = CaptureSettings.from_json(arguments[0])
+    """Run until the input ends; with the argument `--check` only start."""
+    settings = CaptureSettings.from_json(writer_settings())
     for number in (signal.SIGINT, signal.SIGTERM):  # of the server's group; what is queued is written first
         signal.signal(number, signal.SIG_IGN)
     try:
