@@ -24,7 +24,11 @@ def values_to_device(values: Any, dtype: torch.dtype, device: torch.device) -> T
 
     A copy from pageable memory makes the host wait. torch keeps a pinned buffer until the copy from it is done.
     """
-    host = torch.tensor(values, dtype=dtype)
+    return tensor_to_device(torch.tensor(values, dtype=dtype), device)  # with pin_memory=True it refuses arrays
+
+
+def tensor_to_device(host: Tensor, device: torch.device) -> Tensor:
+    """The same for a tensor of the host that nobody changes later."""
     if device.type == "cuda" and torch.cuda.is_available():  # fake CUDA tensors have no pinned memory
-        host = host.pin_memory()  # torch.tensor(..., pin_memory=True) refuses arrays
+        host = host.pin_memory()
     return host.to(device, non_blocking=True)

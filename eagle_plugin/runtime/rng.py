@@ -13,6 +13,7 @@ from torch import Tensor
 
 from eagle_plugin.core.synthetic import UNIFORMS
 from eagle_plugin.kernels.sampling import uniforms
+from eagle_plugin.runtime.host_to_device import tensor_to_device
 
 SYNTHETIC = 2  # stream of one (key, position), beside `core.gumbel.NOISE`
 
@@ -44,7 +45,7 @@ class KeyTable:
 
     def draw(self, rows: Tensor, seeds: Mapping[int, int]) -> None:
         """Give new keys to the requests in these rows [b] int64; request i of them has the seed seeds[i], if any."""
-        self.table[rows] = request_keys(len(rows), seeds, generator=self._random).to(rows.device)
+        self.table[rows] = tensor_to_device(request_keys(len(rows), seeds, generator=self._random), rows.device)
 
     def of(self, rows: Tensor) -> Tensor:
         """The keys of the requests in these rows, [b] int64."""

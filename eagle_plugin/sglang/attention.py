@@ -76,6 +76,11 @@ class TreeAttention:
         object.__setattr__(self, "_chunk", chunk)
         object.__setattr__(self, "_sliding", frozenset(sliding))
 
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:  # type: ignore[override]
+        """As the wrapped backend's: models ask by `isinstance` whether theirs can mask pictures (Gemma 3)."""
+        return type(self._base)
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._base, name)
 

@@ -2,35 +2,35 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from sglang.srt.layers.linear import LinearBase
 from sglang.srt.layers.quantization.unquant import UnquantizedLinearMethod
 from sglang.srt.layers.vocab_parallel_embedding import ParallelLMHead
 from sglang.srt.utils.common import use_intel_amx_backend
 from torch import nn
+from torch.nn.functional import linear
 
 from eagle_plugin.kernels.int8_linear import Int8Weight
 from eagle_plugin.runtime.draft_weights import Int8Method, int8_copy
 
 
 class Int8Linear(nn.Module):
-    """Replaces a plain torch linear layer."""
+    """Replaces a plain torch linear layer, whose parameters keep their names: updates of weights look for these."""
 
-    def __init__(self, weight: Int8Weight, original: nn.Linear) -> None:
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+
+    def __init__(self, packed: Int8Weight, original: Any) -> None:
         super().__init__()
-        self.packed, self.original = weight, original
-
-    @property
-    def weight(self) -> torch.Tensor:
-        return self.original.weight
-
-    @property
-    def in_features(self) -> int:
-        """As of the original: SGLang's class for block drafters compares it."""
-        return self.original.in_features
+        self.packed = packed
+        self.register_parameter("weight", original.weight)
+        self.register_parameter("bias", original.bias)
+        self.in_features = original.in_features  # SGLang's class for block drafters compares it
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.packed.linear(x, self.original.bias) if self.packed.serves(x) else self.original(x)
+        return self.packed.linear(x, self.bias) if self.packed.serves(x) else linear(x, self.weight, self.bias)
 
 
 def use_int8_weights(head: nn.Module, target: nn.Module) -> int:

@@ -176,6 +176,7 @@ CONTRACT: Contract = {
     },
     # A head's class and its linear layers.
     "sglang.srt.layers.quantization.unquant.UnquantizedLinearMethod": {"apply": "self layer x bias"},
+    "sglang.srt.configs.model_config": {"is_minimax_sparse": "config"},
     "sglang.srt.configs.model_config.ModelConfig": {
         "_config_draft_model": "self",
         **attributes("model_is_mrope is_multimodal image_token_id"),

@@ -74,6 +74,8 @@ _FLAGS: tuple[tuple[str, tuple[Any, ...], str], ...] = (
     ("enable_return_indexer_topk", (False, None), "it is part of the engine's own forward"),
     ("enable_eplb", (False, None), "it is part of the engine's own forward"),
     ("expert_distribution_recorder_mode", (None,), "it is part of the engine's own forward"),
+    ("enable_forward_pass_metrics", (False, None), "they are taken in the engine's own forward of a decode round"),
+    ("enable_symm_mem", (False, None), "the graphs of the plugin's rounds are not in the memory that it registers"),
     ("kv_canary", ("none", None), "it is part of the engine's own forward"),
     ("startup_weight_load_mode", ("serial", None), "the weights have to be there when graphs are captured and tested"),
     ("dwdp_size", (1, None), "distributed weights are not served yet"),
@@ -118,6 +120,7 @@ def unsupported_flags(arguments: Any) -> list[str]:
 def unsupported_models(target_runner: Any, draft_architecture: str) -> list[str]:
     """Why our worker does not support this loaded target (an SGLang ``ModelRunner``) or head; empty when it does."""
     from sglang.srt.configs.hybrid_arch import mambaish_config
+    from sglang.srt.configs.model_config import is_minimax_sparse
 
     config = target_runner.model_config
     name = config.hf_config.architectures[0]
@@ -126,6 +129,8 @@ def unsupported_models(target_runner: Any, draft_architecture: str) -> list[str]
         reasons.append(f"target {name}: latent (MLA) attention is not served yet")
     if mambaish_config(config) is not None and not _has_gated_delta_nets(target_runner):
         reasons.append(f"target {name}: linear-attention and state-space layers are not served yet")
+    if is_minimax_sparse(config.hf_config):
+        reasons.append(f"target {name}: sparse attention by blocks is not served")
     if config.is_encoder_decoder:
         reasons.append(f"target {name}: encoder-decoder models are not served")
     is_block = draft_architecture in ARCHITECTURES.values() and target_runner.spec_algorithm.is_dflash()

@@ -33,6 +33,12 @@ def update_weights(original: Any, manager: Any, request: Any) -> Any:
 
 def update_weights_from_disk(original: Any, manager: Any, request: Any) -> Any:
     """The same for files. Where they cannot be loaded SGLang loads them once more, and dies of the second error."""
+    if request.recapture_cuda_graph and manager.draft_worker.is_captured:
+        message = (
+            "recapture_cuda_graph is asked for, and the plugin does not capture its rounds again: leave it out where "
+            "the new weights have the form of the old ones, or restart the server; no weights were changed"
+        )
+        return UpdateWeightFromDiskReqOutput(success=False, message=message, num_paused_requests=0)
     try:
         return update_weights(original, manager, request)
     except Exception as error:

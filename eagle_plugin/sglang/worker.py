@@ -173,6 +173,11 @@ class TreeWorker(EAGLEWorkerV2):
         self._mailbox = mailbox_of(self)
         self._features = worker_features(self, self._last)
 
+    @property
+    def is_captured(self) -> bool:
+        """Whether rounds are replayed."""
+        return bool(self._round.shapes)
+
     def weights_updated(self) -> None:
         """The target or the head has other weights: what is known of its drafts is forgotten."""
         take_new_weights(self._draft_worker.draft_runner.model)

@@ -90,6 +90,10 @@ def test_the_target_is_updated_and_the_head_drafts_on(
     assert post(server, "update_weights_from_disk", model_path=str(tmp_path / "missing")).status_code == 400
     assert post(server, "update_weights_from_disk", model_path=str(bigram_target)).status_code == 200
     assert says(bigram_target) == pytest.approx(good, abs=0.1)
+    again = {"model_path": str(other_target), "recapture_cuda_graph": True}
+    answer = post(server, "update_weights_from_disk", **again)
+    assert answer.status_code == 400 and "does not capture its rounds again" in answer.json()["message"], answer.text
+    assert says(bigram_target) == pytest.approx(good, abs=0.1)
     assert "the draft head drafts on" in server.log_text()
 
 
@@ -122,7 +126,9 @@ def test_rounded_copies_follow_the_weights(monkeypatch: pytest.MonkeyPatch) -> N
         head[0].weight.normal_(generator=torch.Generator().manual_seed(1))
     if int8_copy(head[0].weight.data) is None:
         pytest.skip("no int8 kernel for this CPU")
+    names = [name for name, _ in head.named_parameters()]
     assert draft_weights.use_int8_weights(head, nn.Linear(1, 1)) == 1
+    assert [name for name, _ in head.named_parameters()] == names == ["0.weight"], "an update would not find them"
     with torch.no_grad():
         head[0].weight.mul_(-2)
     wanted = int8_copy(head[0].weight.data)
