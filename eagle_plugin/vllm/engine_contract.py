@@ -51,6 +51,7 @@ CONTRACT: Contract = {
         "grammar_bitmask": "self requests structured_output_request_ids scheduled_spec_decode_tokens",
         **attributes("backend _grammar_bitmask"),
     },
+    "vllm.v1.structured_output.utils": {"strip_speculative_padding": "token_ids"},
     "vllm.v1.structured_output.backend_types.StructuredOutputGrammar": {
         "accept_tokens": "self request_id tokens",
         "fill_bitmask": "self bitmask batch_index",
