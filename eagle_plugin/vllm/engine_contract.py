@@ -85,6 +85,7 @@ CONTRACT: Contract = {
     "vllm.config.ModelConfig": attributes(
         "model logprobs_mode architectures use_mla is_hybrid is_attention_free uses_mrope is_multimodal_model"
         " is_mm_prefix_lm is_encoder_decoder is_moe max_model_len enforce_eager dtype head_dtype"
+        " logits_processors"
     )
     | {"get_vocab_size": "self"},
     "vllm.config.CompilationConfig": attributes("cudagraph_mode mode static_forward_context"),
