@@ -178,7 +178,7 @@ def test_requests_that_miss_a_step_of_a_scheduler_ahead(
 @pytest.mark.parametrize("drafted", [0, 2])
 def test_placeholders_in_place_of_drafts(tmp_path: Path, backend: str, drafted: int) -> None:
     """A scheduler ahead schedules -1 for drafts that nobody has made: they are no nodes of the request's older tree."""
-    target = bigram_target(tmp_path, layers=1, heads=4, vocab=288)  # whole words of a mask: its last bit is that of a token
+    target = bigram_target(tmp_path, layers=1, heads=4, vocab=288)  # a mask's last bit is a token's
     chosen = {"structured_outputs_config": {"backend": backend}, "max_num_seqs": 4}
     manager = StructuredOutputManager(EngineArgs(model=str(target), **DEFAULTS | chosen).create_engine_config())
     wanted = StructuredOutputsParams(regex="[ -~]{9,}")
