@@ -216,8 +216,8 @@ def test_processed_logits(library: FakeLibrary, with_min_p: bool) -> None:
     )
     accepted = Accepted(tokens, tokens[:, 0], tokens)
     sampler = SimpleNamespace(gather_logprobs=lambda *given: given)  # vLLM's counts by a compiled function
-    found, most, said = output_logprobs(sampler, "processed_logits", asked, params, rows, rows, accepted)
-    assert all_on_cuda(found, said) and most == 2
+    found, most, drawn = output_logprobs(sampler, "processed_logits", asked, params, rows, rows, accepted)
+    assert all_on_cuda(found, drawn) and most == 2
 
 
 @pytest.mark.parametrize("parallel", [False, True], ids=["levels one by one", "all levels at once"])
