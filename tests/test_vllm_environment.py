@@ -44,7 +44,7 @@ ENGINES = {
     "caches": ("float8_engine", "kv_connectors", "v2_targets"),
     "graphs": ("graphs", "gpu_adapters", "host_waits", "launches"),
     "sampling": ("sampling_distribution", "seeds"),
-    "parameters": ("grammar", "parameters", "sampling_thinking", "logprobs", "refusals"),
+    "parameters": ("grammar", "parameters", "prompt_embeds", "sampling_thinking", "logprobs", "refusals"),
     "real model": ("serving", "gpu_model"),
     "V2 runner": ("v2_runner",),
 }

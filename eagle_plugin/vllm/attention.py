@@ -194,7 +194,7 @@ class TreeAttentionImpl(AttentionImpl):
         self.float8 = FLOAT8.get(kv_cache_dtype)  # what the cache holds; None: the dtype of the keys
         self.sliding_window = -1 if sliding_window is None else sliding_window - 1  # keys before the query
         self.logits_soft_cap = logits_soft_cap or 0.0
-        self.sinks = sinks
+        self.sinks = self._given_sinks = sinks  # the latter: what the engine reloads in place
         self.stores = kv_sharing_target_layer_name is None  # else an earlier layer has, into the cache that both have
         self._cache: tuple[int, CacheRows] | None = None
 
@@ -253,9 +253,13 @@ class TreeAttentionImpl(AttentionImpl):
         attend_extend(query, cache, metadata, options, out)
 
     def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
-        """Sinks enter the kernels as float32 logits."""
-        if self.sinks is not None:
-            self.sinks = self.sinks.float()
+        """Sinks enter the kernels as float32 logits: after a reload at the same address, which captured steps read."""
+        if self.sinks is None or self._given_sinks is None:
+            return
+        if self.sinks is self._given_sinks:
+            self.sinks = self._given_sinks.detach().float()
+        else:
+            self.sinks.copy_(self._given_sinks.detach())
 
     def _scales(self, layer: Any) -> dict[str, Tensor]:
         """Of a float8 cache: buffers of the layer, which the engine fills from the checkpoint, or with 1."""

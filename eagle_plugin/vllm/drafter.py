@@ -22,6 +22,18 @@ if TYPE_CHECKING:
     Engine = Any
 
 
+class KnownTokens:
+    """The tokens of a vLLM ``CachedRequestState``, whose prompt may be embeddings."""
+
+    def __init__(self, request: Any) -> None:
+        self._request = request
+        self._unknown: int = request.num_prompt_tokens if request.prompt_token_ids is None else 0
+
+    def get_token_id(self, place: int) -> int:
+        """The token at a place of the sequence; 0 where nobody knows it: only a head reads it, for its drafts."""
+        return 0 if place < self._unknown else self._request.get_token_id(place)
+
+
 class TreeDrafting(HeadForwards, Engine):
     """A mixin for vLLM's proposers (weights, buffers, warm-up) with our drafting."""
 
@@ -65,12 +77,15 @@ class TreeDrafting(HeadForwards, Engine):
     ) -> tuple[Tensor, Tensor]:
         """As the engine does, but after a part of a prompt comes the next token of the prompt.
 
-        The engine gives the last one of the whole prompt, which the head would read in the part's last row.
+        The engine gives the last one of the whole prompt, which the head would read in the part's last row. A prompt of
+        embeddings has no tokens: there the engine raises.
         """
         prompts = np.flatnonzero(self._runner.discard_request_mask.np[: gpu_input_batch.num_reqs])
         if sampled_token_ids.shape[1] == 1 and not len(prompts):  # a step without trees: one token each
             tokens = sampled_token_ids[:, 0].int()
             return tokens, torch.ones_like(tokens)
+        if any(requests[name].prompt_token_ids is None for name in gpu_input_batch.req_ids):
+            requests = {name: KnownTokens(requests[name]) for name in gpu_input_batch.req_ids}
         tokens, counts = super().prepare_next_token_ids_padded(
             sampled_token_ids, requests, gpu_input_batch, discard_request_mask
         )

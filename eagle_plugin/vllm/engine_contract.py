@@ -51,6 +51,7 @@ CONTRACT: Contract = {
         "grammar_bitmask": "self requests structured_output_request_ids scheduled_spec_decode_tokens",
         **attributes("backend _grammar_bitmask"),
     },
+    "vllm.v1.structured_output.utils": {"strip_speculative_padding": "token_ids"},
     "vllm.v1.structured_output.backend_types.StructuredOutputGrammar": {
         "accept_tokens": "self request_id tokens",
         "fill_bitmask": "self bitmask batch_index",
@@ -84,6 +85,7 @@ CONTRACT: Contract = {
     "vllm.config.ModelConfig": attributes(
         "model logprobs_mode architectures use_mla is_hybrid is_attention_free uses_mrope is_multimodal_model"
         " is_mm_prefix_lm is_encoder_decoder is_moe max_model_len enforce_eager dtype head_dtype"
+        " logits_processors"
     )
     | {"get_vocab_size": "self"},
     "vllm.config.CompilationConfig": attributes("cudagraph_mode mode static_forward_context"),
@@ -122,7 +124,7 @@ CONTRACT: Contract = {
             " kv_cache_config max_num_reqs max_num_tokens model_config num_computed_tokens positions requests sampler"
             " speculative_config use_async_scheduling vllm_config optimistic_seq_lens_cpu max_model_len"
             " lora_config dtype use_aux_hidden_state_outputs num_spec_tokens drafter supports_mm_inputs uses_mrope"
-            " mrope_positions"
+            " mrope_positions enable_prompt_embeds is_token_ids"
         ),
         "_model_forward": "self input_ids positions intermediate_tensors inputs_embeds ...",
         "maybe_select_dummy_loras": "",
@@ -137,12 +139,12 @@ CONTRACT: Contract = {
         "update_async_output_token_ids": "self",
         **attributes(
             "req_ids logitsprocs thinking_budget_state_holder sampling_metadata vocab_size generators"
-            " num_computed_tokens_cpu lora_id_to_lora_request"
+            " num_computed_tokens_cpu num_prompt_tokens lora_id_to_lora_request"
         ),
     },
     "vllm.v1.worker.gpu_input_batch.CachedRequestState": {
         "get_token_id": "self idx",
-        **attributes("sampling_params num_prompt_tokens"),
+        **attributes("sampling_params num_prompt_tokens prompt_token_ids"),
     },
     "vllm.v1.worker.utils.AttentionGroup": {"get_metadata_builder": "self ubatch_id"},
     "vllm.v1.core.sched.output.SchedulerOutput": attributes(

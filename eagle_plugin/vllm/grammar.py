@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Tensor
 from vllm.v1.outputs import DraftTokenIds
+from vllm.v1.structured_output.utils import strip_speculative_padding
 
 _PARENTS = "eagle_plugin_parents"  # of the drafts, which travel with it, and of a vLLM ``Request``
 
@@ -58,8 +59,9 @@ def mask_nodes(
     masks, first = manager._grammar_bitmask.numpy(), 0
     for name, width in zip(names, widths, strict=True):
         tokens, rows = scheduled.get(name, []), masks[first : first + width]
-        # What is scheduled beyond a tree is padding, and a tree cut short has its first nodes.
-        parents = (_parents_of(requests[name]) or [])[: len(tokens)]
+        # A tree cut short has its first nodes. Beyond a tree is padding, and nothing else after a step without drafts:
+        # the request still has the parents of an older tree then.
+        parents = (_parents_of(requests[name]) or [])[: len(strip_speculative_padding(tokens))]
         grammar = requests[name].structured_output_request.grammar
         reached = _walk(name, grammar, manager._grammar_bitmask[first : first + width], tokens, parents)
         for node in set(range(width)) - reached:  # nobody looks at these: any mask will do

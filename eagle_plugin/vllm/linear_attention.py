@@ -138,7 +138,7 @@ class LinearLayers:
             assert tree is not None and nodes is not None
             places, planned, *_ = metadata.trees(layer.conv_kernel_size)
             left = metadata.left.pop(layer.prefix)
-            commit_trees(layer.tree_net, _caches(layer), places, left, planned, nodes[tree.requests])
+            commit_trees(_net(layer), _caches(layer), places, left, planned, nodes[tree.requests])
 
     def caches(self) -> dict[str, Caches]:
         """What the engine keeps of each layer, by its name."""
@@ -149,9 +149,23 @@ class LinearLayers:
         return {layer.prefix: room_for(rows, layer.tree_net, layer.model_config.dtype) for layer in self._layers}
 
 
+def _unpacked(layer: Any) -> Tensor | None:
+    """The weight [C, w] of the convolution where vLLM packs it, which some CPUs want; a reload makes it anew."""
+    return getattr(layer.conv1d, "_cpu_unpacked_conv_weight", None)
+
+
+def _net(layer: Any) -> Net:
+    """The sizes and weights of a layer; what the engine does not pack is reloaded in place."""
+    net: Net = layer.tree_net
+    unpacked = _unpacked(layer)
+    if unpacked is not None and unpacked is not net.weight:
+        net = layer.tree_net = net._replace(weight=unpacked)
+    return net
+
+
 def _serve(layer: QwenGatedDeltaNetAttention) -> None:
     """Let a layer compute by `gated_delta_trees`, and keep one state per request."""
-    unpacked = getattr(layer.conv1d, "_cpu_unpacked_conv_weight", None)  # vLLM packs the weight on some CPUs
+    unpacked = _unpacked(layer)
     layer.tree_net = Net(
         key_heads=layer.num_k_heads // layer.tp_size,
         value_heads=layer.num_v_heads // layer.tp_size,
@@ -200,7 +214,7 @@ def gated_delta_trees(mixed_qkv: Tensor, a: Tensor, b: Tensor, out: Tensor, laye
         for path in metadata.paths(taps):
             left = _attend(layer, nodes, path, out)
             assert path.last is not None
-            commit_trees(layer.tree_net, _caches(layer), path.places, left, path.plan, path.last)
+            commit_trees(_net(layer), _caches(layer), path.places, left, path.plan, path.last)
     if metadata.rows.tree is not None:
         room = metadata.rooms.get(layer.prefix)
         metadata.left[layer.prefix] = _attend(layer, nodes, metadata.trees(taps), out, room)
@@ -210,7 +224,7 @@ def _attend(layer: Any, nodes: Projections, trees: Trees, out: Tensor, room: Lef
     """A layer over these trees; nodes and out [N, ...] are of all query rows."""
     places, planned, query, last = trees
     t, width, _ = planned.seen.shape
-    net, caches = layer.tree_net, _caches(layer)
+    net, caches = _net(layer), _caches(layer)
     if query is None:
         nodes = Projections(*(x[: t * width] for x in nodes))
         return attend_trees(net, nodes, caches, places, planned, out[: t * width], room)

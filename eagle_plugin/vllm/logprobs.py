@@ -11,6 +11,7 @@ from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 
 from eagle_plugin.core.verify import Accepted
 from eagle_plugin.kernels.sampling import SamplingParams
+from eagle_plugin.vllm.logits import min_ps
 from eagle_plugin.vllm.sampling import GREEDY_BELOW
 
 
@@ -33,7 +34,8 @@ def output_logprobs(
         found = processed
         if not metadata.all_greedy:
             greedy = (metadata.temperature < GREEDY_BELOW).repeat_interleave(max_accept_length)
-            found = _filtered(processed, params.for_rows(max_accept_length), greedy)
+            has_min_p = min_ps(metadata, len(accepted.tokens)) is not None
+            found = _filtered(processed, params.for_rows(max_accept_length), greedy, has_min_p)
     if mode.endswith("logprobs"):
         found = sampler.compute_logprobs(found)
     tokens = accepted.tokens.view(-1)
@@ -47,10 +49,13 @@ def output_logprobs(
     return sampler.gather_logprobs(found, metadata.max_num_logprobs, tokens)
 
 
-def _filtered(logits: Tensor, params: SamplingParams, greedy: Tensor) -> Tensor:
-    """The logits [n, V] after temperature and filters; the rows of greedy requests, [n] bool, stay as they are."""
+def _filtered(logits: Tensor, params: SamplingParams, greedy: Tensor, has_min_p: bool) -> Tensor:
+    """The logits [n, V] after temperature and filters; the rows of greedy requests, [n] bool, stay as they are.
+
+    has_min_p: whether a request has one; the device is not asked, which would be a wait.
+    """
     logits = logits / params.temperatures[:, None]
-    if bool((params.min_ps > 0).any()):
+    if has_min_p:
         p = logits.softmax(dim=-1)
         logits = logits.masked_fill(p < p.amax(dim=-1, keepdim=True) * params.min_ps[:, None], -torch.inf)
     top_ks = torch.where(greedy, logits.shape[1], params.top_ks.clamp(max=logits.shape[1]))

@@ -78,9 +78,21 @@ class TreeModelRunner(TreeSteps, TargetRunner):
         positions = self.positions[: scheduler_output.total_num_scheduled_tokens]
         in_chains = positions.clone() if self.uses_mrope else None  # where the engine has put the rows
         self._state.batch.put_trees(self.input_ids.gpu, self.positions)
+        if self.enable_prompt_embeds:
+            self._mark_tokens(num_scheduled_tokens)
         if in_chains is not None:  # all axes of a token of text move alike
             self.mrope_positions.gpu[:, : len(positions)] += positions - in_chains
         return prepared
+
+    def _mark_tokens(self, lens: np.ndarray) -> None:
+        """Say of the rows after the prompts, of lens [b] rows of each request, that they are tokens, no embeddings.
+
+        A step ahead, the engine has looked at places that no text has reached where drafts were rejected.
+        """
+        after = self.input_batch.num_computed_tokens_cpu[: len(lens)] >= self.input_batch.num_prompt_tokens[: len(lens)]
+        rows = int(lens.sum())
+        self.is_token_ids.np[:rows] |= np.repeat(after, lens)
+        self.is_token_ids.copy_to_gpu(rows)
 
     def _get_valid_sampled_token_count(self) -> list[int]:
         """As the engine reads them where it is a step ahead: the tokens that each request of the step before got."""

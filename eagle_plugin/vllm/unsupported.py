@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from importlib.metadata import entry_points
 from typing import Any
+
+from vllm.v1.worker.gpu.sample.logits_processor.loader import LOGITSPROCS_GROUP
 
 from eagle_plugin.vllm.block_support import unlisted_by_v1, unserved_heads
 from eagle_plugin.vllm.cache_dtypes import FLOAT8
@@ -69,6 +72,7 @@ def unsupported_reasons(vllm_config: Any) -> list[str]:
             f"target {name}: its images attend in both directions, which is not served yet; with "
             "--language-model-only its texts are",
         ),
+        *_unserved_processors(vllm_config),
         *unserved_heads(vllm_config),
     )
     reasons = [why for found, why in checks if found] + unserved_connectors(vllm_config.kv_transfer_config)
@@ -76,6 +80,25 @@ def unsupported_reasons(vllm_config: Any) -> list[str]:
     if device_type == "cuda":
         reasons += unsupported_on_gpu(vllm_config)
     return reasons
+
+
+def _unserved_processors(vllm_config: Any) -> tuple[tuple[bool, str], ...]:
+    """Logits processors that users bring: what they do at a node depends on them, and they know chains only.
+
+    vLLM applies them beside speculation in its V2 model runner.
+    """
+    configured = [
+        name if isinstance(name, str) else name.__name__ for name in vllm_config.model_config.logits_processors or ()
+    ]
+    installed = [point.value for point in entry_points(group=LOGITSPROCS_GROUP)]
+    none = "" if vllm_config.use_v2_model_runner else ", and vLLM's V1 model runner applies none beside speculation"
+    return (
+        (bool(configured), f"--logits-processors {' '.join(configured)}: they are not applied along trees yet{none}"),
+        (
+            bool(installed),
+            f"{LOGITSPROCS_GROUP} has {' '.join(installed)} installed: they are not applied along trees yet{none}",
+        ),
+    )
 
 
 def _unserved_caches(vllm_config: Any) -> tuple[tuple[bool, str], ...]:

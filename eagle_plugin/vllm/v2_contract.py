@@ -74,6 +74,7 @@ V2_CONTRACT: Contract = {
         "apply": "self logits ctx",
         **attributes("enabled use_thinking_budget"),
     },
+    f"{_V2}.sample.logits_processor.loader": attributes("LOGITSPROCS_GROUP"),
     f"{_V2}.sample.logits_processor.interface.LogitsProcessor": {"apply": "self logits ctx"},
     f"{_V2}.sample.penalties.PenaltiesState": attributes(
         "use_penalty output_bin_counts prompt_bin_mask repetition_penalty frequency_penalty presence_penalty"

@@ -55,7 +55,7 @@ def token_by_token(sampler: Any, batch: Any) -> list[int]:
         if isinstance(processor, BadWordsState):
             found |= processor.num_bad_words.np[on_host] > 0
         elif not isinstance(processor, LogitBiasState | PenaltiesState):
-            found[:] = True  # a user's own: nobody knows which requests it changes
+            found[:] = True  # of a kind that we do not know: it may change any request
     places: list[int] = np.flatnonzero(found).tolist()
     return places
 

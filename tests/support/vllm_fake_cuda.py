@@ -116,6 +116,7 @@ def linear_layer(name: str) -> Any:
     return SimpleNamespace(
         prefix=name,
         conv_kernel_size=taps,
+        conv1d=SimpleNamespace(),
         kv_cache=(torch.zeros(8, taps - 1, channels, device=CUDA), states),
         tree_net=Net(keys, values, dim, dim, weight, None, heads, heads),
         model_config=SimpleNamespace(dtype=torch.float32),

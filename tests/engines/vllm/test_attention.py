@@ -233,6 +233,20 @@ def test_what_a_layer_cannot_serve_is_refused_by_name(options: dict[str, Any], n
         TreeAttentionImpl(HEADS, DIM, 0.2, KV_HEADS, **options)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_reloaded_sinks(dtype: torch.dtype) -> None:
+    """vLLM loads weights again into the memory of the old ones, then processes them again."""
+    given = torch.nn.Parameter(torch.randn(HEADS).to(dtype), requires_grad=False)
+    layer = TreeAttentionImpl(HEADS, DIM, 0.2, KV_HEADS, sinks=given)
+    layer.process_weights_after_loading(dtype)
+    sinks = layer.sinks
+    assert sinks is not None and torch.equal(sinks, given.float())
+    address = sinks.data_ptr()
+    given.data.copy_(torch.randn(HEADS))
+    layer.process_weights_after_loading(dtype)
+    assert layer.sinks is sinks and sinks.data_ptr() == address and torch.equal(sinks, given.float())
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Prompts as chains, where the kernel attends over trees only
 

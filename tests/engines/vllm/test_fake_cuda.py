@@ -12,7 +12,11 @@ from fake_cuda import CUDA, FakeLibrary, all_on_cuda, require_cuda
 from torch.utils._pytree import tree_leaves
 from vllm import _custom_ops
 from vllm.v1.sample.logits_processor import LogitsProcessors
-from vllm.v1.sample.logits_processor.builtin import LogitBiasLogitsProcessor, MinTokensLogitsProcessor
+from vllm.v1.sample.logits_processor.builtin import (
+    LogitBiasLogitsProcessor,
+    MinPLogitsProcessor,
+    MinTokensLogitsProcessor,
+)
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from vllm_fake_cuda import (
     BATCHES,
@@ -46,6 +50,7 @@ from eagle_plugin.vllm.deferred_extend import DeferredTokens, PlainRows
 from eagle_plugin.vllm.head_forwards import DraftBatch, ExtendBatch
 from eagle_plugin.vllm.linear_attention import LinearLayers, LinearMetadata
 from eagle_plugin.vllm.logits import MinimalLength, node_rows
+from eagle_plugin.vllm.logprobs import output_logprobs
 from eagle_plugin.vllm.request_fields import AskedSources
 from eagle_plugin.vllm.runner import TreeModelRunner
 from eagle_plugin.vllm.sampling import RequestDraws, sampling_params
@@ -143,10 +148,17 @@ def step_runner() -> Any:
         drafter=head,
         input_ids=SimpleNamespace(gpu=nothing),
         positions=nothing.long(),
+        enable_prompt_embeds=True,
+        is_token_ids=SimpleNamespace(np=np.zeros(64, dtype=bool), copy_to_gpu=lambda rows: None),
         uses_mrope=True,
         mrope_positions=SimpleNamespace(gpu=nothing.long().expand(3, -1).clone()),
         num_computed_tokens=torch.full((B,), 9, dtype=torch.int32, device=CUDA),
-        input_batch=SimpleNamespace(req_ids=NAMES, num_computed_tokens_cpu=np.full(B, 9), vocab_size=VOCABULARY),
+        input_batch=SimpleNamespace(
+            req_ids=NAMES,
+            num_computed_tokens_cpu=np.full(B, 9),
+            num_prompt_tokens=np.full(B, 5),
+            vocab_size=VOCABULARY,
+        ),
         requests=dict.fromkeys(NAMES, state),
         discard_request_mask=SimpleNamespace(gpu=nothing[:B] > 0, np=np.zeros(B, dtype=bool)),
         max_num_tokens=64,
@@ -187,6 +199,25 @@ def test_penalties_and_bias_at_every_node(library: FakeLibrary, name: str, monke
     given = torch.zeros(n, VOCABULARY, device=CUDA)
     tree = batch.all_drafts().tree
     assert all_on_cuda(*rows, logits.transform_logits(asked, tree, batch.roots, minimal, rows, given))
+
+
+@pytest.mark.parametrize("with_min_p", [False, True])
+def test_processed_logits(library: FakeLibrary, with_min_p: bool) -> None:
+    asked, length = metadata(greedy=False), 3
+    asked.max_num_logprobs = 2
+    if with_min_p:
+        least = MinPLogitsProcessor.__new__(MinPLogitsProcessor)
+        least.min_p_count, least.min_p = 1, torch.zeros(B, 1, device=CUDA)
+        asked.logitsprocs = LogitsProcessors([least])
+    params = sampling_params(asked, logits.min_ps(asked, B), B, VOCABULARY, CUDA)
+    rows, tokens = (
+        torch.zeros(B * length, VOCABULARY, device=CUDA),
+        torch.zeros(B, length, dtype=torch.int64, device=CUDA),
+    )
+    accepted = Accepted(tokens, tokens[:, 0], tokens)
+    sampler = SimpleNamespace(gather_logprobs=lambda *given: given)  # vLLM's counts by a compiled function
+    found, most, drawn = output_logprobs(sampler, "processed_logits", asked, params, rows, rows, accepted)
+    assert all_on_cuda(found, drawn) and most == 2
 
 
 @pytest.mark.parametrize("parallel", [False, True], ids=["levels one by one", "all levels at once"])

@@ -7,18 +7,26 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jsonschema
 import pytest
-from vllm import LLM, RequestOutput
+from bigram_models import bigram_target
+from vllm import LLM, RequestOutput, SamplingParams
+from vllm.engine.arg_utils import EngineArgs
 from vllm.sampling_params import StructuredOutputsParams
+from vllm.v1.outputs import DraftTokenIds
+from vllm.v1.request import Request
+from vllm.v1.structured_output import StructuredOutputManager
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from vllm_bigram import ASYNC, OPTIONS, PROMPTS, TREES, Acceptance, ask, endings, write_models, write_peagle
+from vllm_configs import DEFAULTS
 from vllm_engines import core, engine, runner
 
 from eagle_plugin.policy.chooser import ShapeChooser
 from eagle_plugin.vllm.batch import DraftStore, RoundBatch
+from eagle_plugin.vllm.grammar import mask_nodes, note_parents, with_parents
 from eagle_plugin.vllm.runner import TreeModelRunner
 from eagle_plugin.vllm.verifier import TreeVerifier
 
@@ -164,6 +172,30 @@ def test_requests_that_miss_a_step_of_a_scheduler_ahead(
         settings = [constrained((CONSTRAINTS | SHORT)[name]) for name, _ in asked]
         found = endings(ask(llm, [PROMPTS[i] for _, i in asked], settings))
     assert found == [expected[name][i] for name, i in asked] and len(dropped) > 4
+
+
+@pytest.mark.parametrize("backend", ["guidance", "xgrammar"])
+@pytest.mark.parametrize("drafted", [0, 2])
+def test_placeholders_in_place_of_drafts(tmp_path: Path, backend: str, drafted: int) -> None:
+    """A scheduler ahead schedules -1 for drafts that nobody has made: they are no nodes of the request's older tree."""
+    target = bigram_target(tmp_path, layers=1, heads=4, vocab=288)  # a mask's last bit is a token's
+    chosen = {"structured_outputs_config": {"backend": backend}, "max_num_seqs": 4}
+    manager = StructuredOutputManager(EngineArgs(model=str(target), **DEFAULTS | chosen).create_engine_config())
+    wanted = StructuredOutputsParams(regex="[ -~]{9,}")
+    wanted._backend = backend
+    asked = Request("one", [5], SamplingParams(structured_outputs=wanted), None)
+    asked.sampling_params.update_from_generation_config({}, 1)  # the token that ends a text
+    manager._use_async_grammar_compilation = False
+    manager.grammar_init(asked)
+    drafts, requests = with_parents(DraftTokenIds(["one"], [[]]), {"one": [0, 0, 1]}), {"one": asked}
+    note_parents(lambda *_: None, SimpleNamespace(requests=requests), drafts)
+    (a,), (line_break,) = (manager.tokenizer.encode(text, add_special_tokens=False) for text in "a\n")
+    tokens = [a, line_break][:drafted] + [-1] * (3 - drafted)
+    masks = mask_nodes(StructuredOutputManager.grammar_bitmask, manager, requests, ["one"], {"one": tokens})
+    assert len(masks) == 4 and masks[0, -1] < 0  # the last token is allowed
+    assert (masks == masks[0]).all()
+    masks = mask_nodes(StructuredOutputManager.grammar_bitmask, manager, requests, ["one"], {"one": []})
+    assert len(masks) == 1, "the grammar is where it was"
 
 
 def test_sampled_responses_are_valid(plugin: LLM) -> None:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,8 +27,9 @@ from vllm_engines import core, counters, engine, fixed_shapes, generate, random_
 from vllm_requests import check_aborts, check_distribution, make_prompts
 
 from eagle_plugin.runtime.graph_emulator import recording_launches
-from eagle_plugin.vllm import support, unsupported
-from eagle_plugin.vllm.linear_attention import LinearLayers
+from eagle_plugin.vllm import linear_attention, support, unsupported
+from eagle_plugin.vllm.attention import ExtendRows, Rows
+from eagle_plugin.vllm.linear_attention import LinearLayers, LinearMetadata
 from eagle_plugin.vllm.round_test import RoundTest
 
 FAMILY, TOKENS = "qwen3_next", 48
@@ -196,6 +198,37 @@ def test_graphs_of_vllm_end_before_our_operator() -> None:
     namespace, name = support.LINEAR_OPERATOR.split("::")
     assert getattr(getattr(torch.ops, namespace), name).default._schema.name == support.LINEAR_OPERATOR
     assert support.LINEAR_OPERATOR not in CompilationConfig()._attention_ops
+
+
+def test_a_reloaded_convolution(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some CPUs have its weight packed; vLLM keeps it unpacked beside that, anew after every load."""
+    keys, values, dim, taps, n = 2, 4, 16, 4, 5
+    channels = (2 * keys + values) * dim
+    old, new = torch.randn(2, channels, taps)
+    rows, gates = torch.randn(n, channels), torch.randn(n, values)
+    extend = ExtendRows(torch.tensor([0]), torch.tensor([n]), torch.tensor([n]), torch.tensor([0]))
+
+    def output(layer: Any) -> torch.Tensor:
+        metadata = LinearMetadata(Rows(extend, None, extend_lens=[n]), torch.tensor([1]))
+        context = SimpleNamespace(attn_metadata={"one": metadata}, no_compile_layers={"one": layer})
+        monkeypatch.setattr(linear_attention, "get_forward_context", lambda: context)
+        layer.kv_cache = torch.zeros(2, taps - 1, channels), torch.zeros(2, values, dim, dim)
+        out = torch.zeros(n, values, dim)
+        linear_attention.gated_delta_trees(rows, gates, gates, out, "one")
+        return out
+
+    def made(weight: torch.Tensor) -> Any:
+        conv1d = SimpleNamespace(weight=weight[:, None], bias=None, _cpu_unpacked_conv_weight=weight)
+        sizes = {"num_k_heads": keys, "num_v_heads": values, "tp_size": 1, "head_k_dim": dim, "head_v_dim": dim}
+        others = {"A_log": torch.zeros(values), "dt_bias": torch.zeros(values), "conv_kernel_size": taps}
+        layer = SimpleNamespace(prefix="one", conv1d=conv1d, get_kv_cache_spec=None, **sizes, **others)
+        linear_attention._serve(layer)
+        return layer
+
+    served, wanted = made(old), output(made(new))
+    assert not torch.equal(output(served), wanted)
+    served.conv1d._cpu_unpacked_conv_weight = new
+    assert torch.equal(output(served), wanted)
 
 
 def test_contract() -> None:

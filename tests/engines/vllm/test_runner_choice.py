@@ -82,6 +82,35 @@ def test_a_user_who_asks_for_a_runner_gets_it(
     assert len(lines) == 1 and logged in lines[0]
 
 
+@pytest.mark.parametrize(("with_triton", "named"), [(True, ""), (False, "V1 model runner applies none beside")])
+@pytest.mark.parametrize("installed", [False, True])
+def test_no_logits_processor_of_a_user_is_dropped(
+    with_triton: bool,
+    named: str,
+    installed: bool,
+    target: Path,
+    head: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """vLLM's V2 runner applies them beside speculation, and would be replaced."""
+    monkeypatch.setattr(vllm_config_module, "HAS_TRITON", with_triton)
+    monkeypatch.setenv("EAGLE_PLUGIN", "0")
+    config = configure(target, head)
+    assert config.use_v2_model_runner == with_triton and unsupported.unsupported_reasons(config) == []
+    if installed:
+        package = tmp_path / "some_package-1.0.dist-info"
+        package.mkdir()
+        (package / "METADATA").write_text("Metadata-Version: 2.1\nName: some-package\nVersion: 1.0\n")
+        (package / "entry_points.txt").write_text("[vllm.logits_processors]\none = some.module:Processor\n")
+        monkeypatch.syspath_prepend(tmp_path)
+    else:
+        needs("model_config", "logits_processors", ["some.module:Processor"])(config)
+    (reason,) = unsupported.unsupported_reasons(config)
+    assert "some.module:Processor" in reason and "not applied along trees yet" in reason
+    assert reason.endswith("speculation") == (not with_triton) and named in reason
+
+
 def test_what_the_v2_runner_does_not_serve_is_left_to_v1(
     target: Path, head: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

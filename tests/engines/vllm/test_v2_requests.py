@@ -17,6 +17,7 @@ from interpreted_triton import run_v1_tests
         ("tensor_parallel", "text_of_two_ranks or walked_alike"),
         ("grammar", "not fewer_rounds and not noticed"),  # which replace methods of the V1 runner
         ("lora", "text_of_adapters"),
+        ("prompt_embeds", ""),
     ],
 )
 @pytest.mark.timeout(1800)
