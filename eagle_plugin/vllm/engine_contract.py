@@ -60,8 +60,8 @@ CONTRACT: Contract = {
     # The configuration.
     "vllm.config.VllmConfig": attributes(
         "model_config cache_config parallel_config scheduler_config device_config speculative_config compilation_config"
-        " kv_transfer_config additional_config reasoning_config structured_outputs_config use_v2_model_runner"
-        " attention_config"
+        " kv_transfer_config ec_transfer_config additional_config reasoning_config structured_outputs_config"
+        " use_v2_model_runner attention_config"
     )
     | {"_get_v1_model_runner_unsupported_features": "self"},
     "vllm.config.StructuredOutputsConfig": attributes("reasoning_parser"),

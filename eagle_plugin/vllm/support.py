@@ -146,7 +146,8 @@ def _serve(vllm_config: Any, drafting: Drafting, subject: Subject | None, v2: bo
     from eagle_plugin.vllm.executor import TreeExecutor
     from eagle_plugin.vllm.metrics import export
 
-    if parallel.distributed_executor_backend == "mp":
+    # A connector of encoder caches counts its reports by the name of the executor.
+    if parallel.distributed_executor_backend == "mp" and vllm_config.ec_transfer_config is None:
         parallel.distributed_executor_backend = TreeExecutor
 
     log_seconds()

@@ -10,7 +10,7 @@ import vllm_cpu_experts
 from family_models import family_head, family_target
 from head_edits import config
 from trained_heads import trained_head
-from vllm.config import VllmConfig
+from vllm.config import ECTransferConfig, VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.exceptions import VLLMValidationError
 from vllm.platforms.cpu import CpuPlatform
@@ -73,6 +73,14 @@ def test_the_executor_of_a_worker_process_is_ours(target: Path, head: Path, monk
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
     config = configure(target, head)
     assert Executor.get_class(config) is TreeExecutor
+
+
+def test_connectors_of_encoder_caches_find_the_executor_that_they_know(target: Path, head: Path) -> None:
+    """They count one report of each rank where its name is "mp"."""
+    connector = ECTransferConfig(ec_connector="ECExampleConnector", ec_role="ec_both")
+    config = configure(target, head, tensor_parallel_size=2, ec_transfer_config=connector)
+    assert config.parallel_config.worker_cls == WORKERS["cpu"]
+    assert config.parallel_config.distributed_executor_backend == "mp"
 
 
 def test_several_ranks_are_served(target: Path, head: Path) -> None:
