@@ -12,6 +12,7 @@ from vllm.v1.outputs import DraftTokenIds
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.core.verify import Accepted
 from eagle_plugin.kernels.sampling import SamplingParams
+from eagle_plugin.runtime.device_to_host import HostCopy
 from eagle_plugin.runtime.host_to_device import to_device
 from eagle_plugin.runtime.round import Drafts
 from eagle_plugin.vllm.batch import RoundBatch
@@ -41,7 +42,7 @@ class StepState:
     draws: tuple[SamplingParams, Tensor | None] | None = None  # with the keys [b]; no keys: all take the most likely
     accepted: Accepted | None = None
     has_drafted: bool = False
-    parents: tuple[list[str], Tensor] | None = None  # of drafted nodes, of the requests with a grammar
+    parents: tuple[list[str], HostCopy] | None = None  # of drafted nodes, of the requests with a grammar
 
     @property
     def is_greedy(self) -> bool:
@@ -52,7 +53,9 @@ class StepState:
         """Keep the links of drafted trees for the scheduler, which follows the grammar of some along them."""
         if self.with_grammar:
             (places,) = to_device([np.array(self.with_grammar)], drafts.tree.parents.device)
-            self.parents = [self.names[i] for i in self.with_grammar], drafts.tree.parents[places, 1:]
+            # The scheduler asks when the forward of the next step is queued: its copy must not wait for that.
+            parents = HostCopy(drafts.tree.parents[places, 1:])
+            self.parents = [self.names[i] for i in self.with_grammar], parents
 
     def with_links(self, drafts: DraftTokenIds) -> DraftTokenIds:
         """The drafts of this step on the host, with the links that were kept."""
