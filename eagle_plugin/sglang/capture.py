@@ -5,19 +5,32 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from typing import Any
 
 from sglang.srt.distributed.parallel_state import graph_capture
 from sglang.srt.model_executor.cuda_graph_config import Backend, Phase, check_cuda_graph_backend
 from sglang.srt.model_executor.runner_utils.capture_mode import model_capture_mode
 from sglang.srt.runtime_context import get_exec
 
-from eagle_plugin.core.shape import Shape
+from eagle_plugin.core.shape import PLAIN, Shape
+from eagle_plugin.policy.shapes import captured_shapes
 from eagle_plugin.runtime.capturing import MAX_ROWS, capturer_for, emulated, left_out_without_memory, powers_of_two
 from eagle_plugin.runtime.graphs import Buckets
 from eagle_plugin.sglang.decode_round import DecodeRound
+from eagle_plugin.sglang.deferred_extend import DeferredTokens
 from eagle_plugin.sglang.ranks import in_any_rank, rank_logger
 
 logger = logging.getLogger("eagle_plugin")
+
+
+def prepare_rounds(worker: Any, mode: str) -> None:
+    """The first round of a `TreeWorker`, and the captures of what it may run; mode: of its policy."""
+    decode_round, caps, pool = worker._round, worker.shape, worker.req_to_token_pool
+    *_, output, _, _ = decode_round.padding_round(PLAIN)
+    decode_round.deferred = DeferredTokens(len(pool.req_to_token), output.features[0])
+    shapes = [PLAIN, caps] if mode == "fixed" else captured_shapes(caps, worker._draft_worker.levels.kind)
+    if worker._adapters.can_be_captured:
+        capture_rounds(decode_round, caps, shapes, worker.device, pool.size, mode == "auto")
 
 
 def capture_rounds(

@@ -8,10 +8,12 @@ alike: each one's findings are gathered before anything is concluded from them.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
+from eagle_plugin.common.errors import UserError, first_line
 from eagle_plugin.heads.files import levels_of
 from eagle_plugin.runtime.capturing import emulated
 from eagle_plugin.selftest import decision, subject
@@ -45,14 +47,28 @@ def failed_kernels(runner: Any) -> list[str]:
     return subject.failed_kernels(subject_of(runner), _device(runner), gather_objects, rank_logger(logger))
 
 
-def check_rounds(worker: Any) -> bool:
+def prepared(prepare: Callable[[], None]) -> list[str]:
+    """Run the first rounds and captures of a worker; why they failed, in any rank. Raises UserError."""
+    failed = []
+    try:
+        prepare()
+    except UserError:  # what the user can correct
+        raise
+    except Exception as error:
+        logger.exception("eagle-plugin: a first round of the plugin's worker failed")
+        failed = [f"a first round failed: {first_line(error)}"]
+    return [reason for found in gather_objects(failed) for reason in found]
+
+
+def check_rounds(worker: Any, failed: Sequence[str] = ()) -> bool:
     """Test the rounds of a `TreeWorker` whose graphs have been captured; whether it may serve.
 
-    If anything differs the engine's own worker takes its place. Either way the worker's ``announce`` says who serves.
+    If anything differs, or its rounds have failed already, the engine's own worker takes its place. Either way the
+    worker's ``announce`` says who serves.
     """
     runner = worker.target_worker.model_runner
-    reasons: list[str] = []
-    if is_wanted(worker.device):
+    reasons = list(failed)
+    if not reasons and is_wanted(worker.device):
         key = round_key(subject_of(runner), _device(runner))
         reasons = decide(key, lambda: test_rounds(parts_of(worker)), gather_objects, rank_logger(logger))
     if reasons:

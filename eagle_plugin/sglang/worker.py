@@ -21,7 +21,6 @@ from eagle_plugin.core.verify import Accepted
 from eagle_plugin.heads.manifest import trained_depths
 from eagle_plugin.policy.chooser import ShapeChooser, policy_mode
 from eagle_plugin.policy.costs import DEFERRED_TOKENS
-from eagle_plugin.policy.shapes import captured_shapes
 from eagle_plugin.runtime.accept import accepted_rows
 from eagle_plugin.runtime.collect_start import check_collecting
 from eagle_plugin.runtime.draft_clock import DraftClock
@@ -36,10 +35,9 @@ from eagle_plugin.runtime.target_weights import use_bf16_kernel
 from eagle_plugin.sglang.adapters import Adapters
 from eagle_plugin.sglang.attention import TreeAttention
 from eagle_plugin.sglang.batch import BatchReader, committed_tokens
-from eagle_plugin.sglang.capture import capture_rounds
+from eagle_plugin.sglang.capture import prepare_rounds
 from eagle_plugin.sglang.data_parallel import SharedRounds
 from eagle_plugin.sglang.decode_round import DecodeRound
-from eagle_plugin.sglang.deferred_extend import DeferredTokens
 from eagle_plugin.sglang.drafter import DraftState, TreeDrafter
 from eagle_plugin.sglang.eagle3_model import mask_of
 from eagle_plugin.sglang.features import WorkerFeatures, last_states, worker_features
@@ -52,7 +50,7 @@ from eagle_plugin.sglang.request_fields import sources_of
 from eagle_plugin.sglang.round_costs import choose_shapes
 from eagle_plugin.sglang.round_result import RoundResult, idle_result, round_result
 from eagle_plugin.sglang.sampling import SeededSampler, request_seeds
-from eagle_plugin.sglang.selftest import check_rounds
+from eagle_plugin.sglang.selftest import check_rounds, prepared
 from eagle_plugin.sglang.synthetic import synthetic_rates
 from eagle_plugin.sglang.verifier import TreeVerifier, grammar_tree, log_probabilities
 from eagle_plugin.sglang.weight_updates import take_new_weights
@@ -157,18 +155,14 @@ class TreeWorker(EAGLEWorkerV2):
         if self.device == "cpu":
             use_huge_pages(rank_logger(logging.getLogger("eagle_plugin")))
         pool, mode = self.req_to_token_pool, policy_mode()
-        *_, output, _, _ = self._round.padding_round(PLAIN)
-        self._round.deferred = DeferredTokens(len(pool.req_to_token), output.features[0])
-        shapes = [PLAIN, self.shape] if mode == "fixed" else captured_shapes(self.shape, self._draft_worker.levels.kind)
-        if self._adapters.can_be_captured:
-            capture_rounds(self._round, self.shape, shapes, self.device, pool.size, mode == "auto")
-        if not check_rounds(self):
+        if not check_rounds(self, prepared(partial(prepare_rounds, self, mode))):
             check_collecting(["its self-test has failed"])
             return  # the engine's own worker serves: there is no head of ours to exchange
         self.shapes = choose_shapes(self, mode, pool.size)
         if (lookups := self._draft_worker.lookups) is not None:
             self.shapes.looked_up = lookups.counts
             lookups.clear()  # what tests and measurements left
+        assert self._round.deferred is not None
         self._round.deferred.clear()  # what tests and measurements left
         self._mailbox = mailbox_of(self)
         self._features = worker_features(self, self._last)

@@ -26,7 +26,7 @@ from eagle_plugin.traffic.metrics import DROPPED
 logger = logging.getLogger(__name__)
 
 # Not among the arguments, which every user of the machine sees: a URL may hold a password.
-_SETTINGS = "EAGLE_WRITER_SETTINGS"
+_SETTINGS = "_EAGLE_WRITER_SETTINGS"
 START_SECONDS = 120.0  # of the writer, which imports its packages
 COUNTS_EVERY = 1.0  # seconds
 

@@ -28,13 +28,16 @@ def register() -> None:
     attention.tree_attention = healthy
 
 
-def install(folder: Path) -> dict[str, str]:
+def install(folder: Path, entry: str = "skewed_mask:register") -> dict[str, str]:
     """Write the entry point into `folder` and make a cache there, in which the record of the fault stays; returns the
-    environment of the server."""
+    environment of the server.
+
+    entry: of this fault, or of another one.
+    """
     info = folder / "skewed_mask-0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: skewed-mask\nVersion: 0\n")
-    (info / "entry_points.txt").write_text("[sglang.srt.plugins]\nskewed = skewed_mask:register\n")
+    (info / "entry_points.txt").write_text(f"[sglang.srt.plugins]\nskewed = {entry}\n")
     (folder / "cache").mkdir()
     loader.cache_dir().mkdir(parents=True, exist_ok=True)
     (folder / "cache/kernels").symlink_to(loader.cache_dir().resolve())

@@ -126,6 +126,13 @@ def test_placeholders_are_typed_and_stable_within_a_row(scanner: Scanner):
     assert counts == {"EMAIL": 3, "PHONE": 1, "SECRET": 1}
 
 
+def test_a_value_whose_first_letter_is_part_of_an_escape(scanner: Scanner):
+    texts = ['password = "nGr4phite-Owl"', "see \\nGr4phite-Owl", json.dumps({"a": "b\nGr4phite-Owl", "c": "d"})]
+    changed, _ = redact(texts, scanner)
+    assert changed[:2] == ['password = "<SECRET_1>"', "see <SECRET_1>"]
+    assert json.loads(changed[2]) == {"a": "b<SECRET_1>", "c": "d"}
+
+
 NOISE = st.text(alphabet="abn .,:;=/@-+\n\\\"'<>(){}019é\u2028", max_size=12)
 PLANTED = st.sampled_from([value for *_, value in FOUND] + [text for _, text, _ in FOUND])
 

@@ -11,6 +11,7 @@ from eagle_plugin.learning.data.privacy.scanner import Reading, Scanner
 
 MODES = ("drop", "redact", "report", "off")
 _WORD = re.compile(r"[A-Za-z0-9_]")
+_PLACEHOLDER = re.compile(r"<[A-Z_]+_\d+>")
 _KEY = 8  # characters of a value by which it is looked up
 
 
@@ -30,7 +31,8 @@ def redact(texts: Sequence[str], scanner: Scanner) -> tuple[list[str], Counter[s
         for found in reading.findings:
             names.of(found.type, reading.view.text[found.start : found.end])
     known = _KnownValues(names.types)
-    return [_replace(text, reading, names, known) for text, reading in zip(texts, readings, strict=True)], counts
+    replaced = (_replace(text, reading, names, known) for text, reading in zip(texts, readings, strict=True))
+    return [_replace_as_written(text, names, known) for text in replaced], counts
 
 
 class _Names:
@@ -93,6 +95,23 @@ def _replace(text: str, reading: Reading, names: _Names, known: _KnownValues) ->
         name = names.of(found.type, view.text[found.start : found.end])
         pieces += text[end : view.places[found.start]], quote, name, quote
         end = view.places[found.end]
+    return "".join(pieces) + text[end:]
+
+
+def _replace_as_written(text: str, names: _Names, known: _KnownValues) -> str:
+    """The text with a placeholder for each known value that an escape hides: "\\nAbc" is also a backslash and "nAbc".
+
+    The backslash goes with it, so that what is JSON stays JSON.
+    """
+    pieces: list[str] = []
+    end = place = 0
+    for part in (*_PLACEHOLDER.finditer(text), None):
+        for found in known.find(text, place, part.start() if part else len(text)):
+            before = text[end : found.start]
+            escaped = (len(before) - len(before.rstrip("\\"))) % 2
+            pieces += before[: len(before) - escaped], names.of(found.type, text[found.start : found.end])
+            end = found.end
+        place = part.end() if part else place
     return "".join(pieces) + text[end:]
 
 

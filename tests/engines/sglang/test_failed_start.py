@@ -1,0 +1,48 @@
+"""A first round or a capture that raises costs the trees, and never the server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import skewed_mask
+from serving import generate_all, responses, serving, tiny_spec
+
+from eagle_plugin.common.errors import UserError
+
+pytest.importorskip("sglang")
+
+from eagle_plugin.sglang import selftest
+
+
+@pytest.mark.server
+@pytest.mark.matrix
+def test_after_a_capture_that_raises_the_engines_own_worker_serves(
+    tiny_target: Path, tiny_eagle3: Path, tmp_path: Path
+) -> None:
+    fault = skewed_mask.install(tmp_path / "plugin", "failing_capture:register") | {"EAGLE_SELFTEST": "0"}
+    specs = [
+        tiny_spec(tiny_target),
+        tiny_spec(tiny_target, tiny_eagle3, mode="builtin", environment={"EAGLE_PLUGIN": "1", **fault}),
+    ]
+    with serving(specs, tmp_path) as (plain, server):
+        prompts = ["the quick brown fox", "one two three", "x = y", "a"]
+        expected, found = (generate_all(one, prompts, 24, at_once=4) for one in (plain, server))
+        assert responses(found) == responses(expected)
+        lines = [line for line in server.log_text().splitlines() if "is served by SGLang's own worker" in line]
+    assert len(lines) == 1 and "a first round failed: the graph pool has no id" in lines[0]
+
+
+def test_the_reason_is_told_and_what_the_user_can_correct_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selftest, "gather_objects", lambda value: [[], value])  # as of two ranks
+
+    def refused() -> None:
+        raise UserError("correct it")
+
+    def fails() -> None:
+        raise AssertionError("one\ntwo")
+
+    assert selftest.prepared(lambda: None) == []
+    assert selftest.prepared(fails) == ["a first round failed: one"]
+    with pytest.raises(UserError, match="correct it"):
+        selftest.prepared(refused)
