@@ -23,6 +23,7 @@ import os
 import statistics
 import sys
 import time
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +99,7 @@ def make_batch(tokens: int, length: int) -> Batch:
     )
 
 
-class TimedTrainer:
+class TimedTrainer(ABC):
     """A module, its optimiser and a batch."""
 
     def __init__(self, name: str, module: nn.Module, batch: Batch) -> None:
@@ -108,8 +109,9 @@ class TimedTrainer:
         self.seconds: list[float] = []
         self.busy: list[float] = []
 
+    @abstractmethod
     def loss(self) -> torch.Tensor:
-        raise NotImplementedError
+        """Of one forward over the batch."""
 
     def peak_bytes(self) -> int:
         """The memory of the tensors that one forward and backward make, gradients included."""

@@ -67,6 +67,24 @@ def _next_port() -> int:
     raise AssertionError("itertools.count ended")
 
 
+def answers_of_own_worker(
+    target: Path, head: Path, environment: dict[str, str], logs: Path
+) -> tuple[list[dict[str, Any]], str]:
+    """The greedy answers and the log of a server whose own worker takes over from ours; text is plain decoding's.
+
+    environment: has the fault for which it does.
+    """
+    specs = [
+        tiny_spec(target),
+        tiny_spec(target, head, mode="builtin", environment={"EAGLE_PLUGIN": "1", **environment}),
+    ]
+    with serving(specs, logs) as (plain, server):
+        prompts = ["the quick brown fox", "one two three", "x = y", "a"]
+        expected, found = (generate_all(one, prompts, 24, at_once=4) for one in (plain, server))
+        assert responses(found) == responses(expected)
+        return found, server.log_text()
+
+
 @contextlib.contextmanager
 def serving(specs: Sequence[ServerSpec], logs: Path, *, as_users: bool = False) -> Iterator[list[Server]]:
     """Start the servers side by side, check that the worker asked for serves, and stop them all on the way out.

@@ -214,6 +214,22 @@ def test_ctrl_c_twice_ends_a_run_whose_servers_are_gone(features, tmp_path: Path
     assert run.wait(60) in (130, -signal.SIGINT)
 
 
+def test_a_store_that_another_run_clears_meanwhile(features, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its shards can go between their header and their documents, which are then asked for again."""
+    url, store = str(tmp_path / "spool"), FeatureStore(features.store)
+    shards, spool = OpenShards(url, store.manifest, 1 << 20), Spool(url, store.manifest, 1, 0)
+    shards.add(replace(store.read(store.entries[0]), id=spool.name(0)))
+    shards.flush()
+
+    def gone(name: str, start: int = 0, stop: int | None = None, read: Any = spool._folder.read) -> Any:
+        if start:
+            Spool(url, store.manifest, 2, 0).clear()
+        return read(name, start, stop)
+
+    monkeypatch.setattr(spool._folder, "read", gone)
+    assert spool.take() == {} and left_in(tmp_path / "spool") == []
+
+
 @pytest.mark.slow
 def test_a_signal_while_servers_are_away_saves_the_run(features, tmp_path: Path) -> None:
     """One signal is enough: the update that waits is given up, and those before it are in a checkpoint."""

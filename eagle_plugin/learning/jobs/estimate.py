@@ -114,9 +114,7 @@ def estimate(job: JobFile, asked: Asked) -> list[Stat]:
                 processes=asked.devices,
                 device=asked.device,
             )
-            stats += _training(stage.name, settings, sizes, store, asked)
-            if job.online is not None:
-                stats += _prefills(stage.name, stats, target, store, asked)
+            stats += _training(stage.name, settings, sizes, store, asked, target if job.online else None)
     hours = sum(stat.value for stat in stats if stat.unit == "h")
     shared = Stat("shared_hours", f"the same, shared by {asked.devices}", hours / asked.devices, "h", "rough")
     return [*stats, Stat("hours", "all of it, hours of one device", hours, "h", "rough"), shared]
@@ -212,7 +210,10 @@ def _features(job: JobFile, target: TargetSizes, store: StoreSizes, layout: Mani
     ]
 
 
-def _training(name: str, settings: TrainRecipe, sizes: TrainingSizes, store: StoreSizes, asked: Asked) -> list[Stat]:
+def _training(
+    name: str, settings: TrainRecipe, sizes: TrainingSizes, store: StoreSizes, asked: Asked, online: TargetSizes | None
+) -> list[Stat]:
+    """online: the target, where servers compute the states of each document that is trained on."""
     budget, batch = settings.budget, sum(p.share * (p.batch_tokens or settings.batch_tokens) for p in settings.phases)
     tokens = budget.tokens or (budget.epochs or 0) * store.tokens or (budget.updates or 0) * batch
     hours = tokens * sizes.flops_per_token / (asked.tflops * 1e12) / 3600
@@ -221,6 +222,13 @@ def _training(name: str, settings: TrainRecipe, sizes: TrainingSizes, store: Sto
         tokens = hours * 3600 * asked.tflops * 1e12 / sizes.flops_per_token
     key = name.replace(" ", "_")
     given: How = "rough" if budget.minutes is not None else "derived"
+    states = []
+    if online is not None:
+        flops = online.forward_flops(tokens, store.tokens / max(1, store.documents) / 2)
+        states = [
+            Stat(f"{key}_states_flops", f"{name}: arithmetic of its states", flops, "FLOP", "derived"),
+            Stat(f"{key}_states_hours", f"{name}: states, hours of one device", _hours(flops, 0, asked), "h", "rough"),
+        ]
     return [
         Stat(f"{key}_parameters", f"{name}: trained parameters", sizes.parameters, "", "exact"),
         Stat(f"{key}_checkpoint_bytes", f"{name}: its two checkpoints", sizes.checkpoint_bytes, "B", "derived"),
@@ -231,17 +239,7 @@ def _training(name: str, settings: TrainRecipe, sizes: TrainingSizes, store: Sto
         Stat(f"{key}_tokens", f"{name}: tokens", tokens, "", given),
         Stat(f"{key}_flops", f"{name}: arithmetic", tokens * sizes.flops_per_token, "FLOP", "rough"),
         Stat(f"{key}_hours", f"{name}, hours of one device", hours, "h", "rough"),
-    ]
-
-
-def _prefills(name: str, stats: list[Stat], target: TargetSizes, store: StoreSizes, asked: Asked) -> list[Stat]:
-    """What servers compute for a training run, by the tokens that `stats` say it trains on."""
-    key = name.replace(" ", "_")
-    tokens = next(stat.value for stat in stats if stat.key == f"{key}_tokens")
-    flops = target.forward_flops(tokens, store.tokens / max(1, store.documents) / 2)
-    return [
-        Stat(f"{key}_states_flops", f"{name}: arithmetic of its states", flops, "FLOP", "derived"),
-        Stat(f"{key}_states_hours", f"{name}: states, hours of one device", _hours(flops, 0, asked), "h", "rough"),
+        *states,
     ]
 
 

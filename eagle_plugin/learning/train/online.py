@@ -51,11 +51,11 @@ class OnlineSource:
         self._waiting: set[str] = set()
         self._came: dict[str, Document] = {}
         self._held_out: dict[int, Document] = {}
-        run = torch.tensor(0 if ranks.rank else 1 + secrets.randbelow(2**31), device=ranks.device)
-        if ranks.rank == 0:
-            Spool(settings.online.store, manifest, int(run), 0).clear()
-        run = ranks.add_up(run)  # after the store was cleared
+        run = ranks.add_up(torch.tensor(0 if ranks.rank else secrets.randbelow(2**31), device=ranks.device))
         self._spool = Spool(settings.online.store, manifest, int(run), ranks.rank)
+        if ranks.rank == 0:
+            self._spool.clear()
+        ranks.wait()  # until it is cleared
         concurrency = settings.online.concurrency
         asked = GenerationSettings(concurrency=concurrency, timeout_s=TIMEOUT_S, tries=1, collects=True)
         self._servers = FeatureServers(settings.online.servers, asked, Console(stderr=True, quiet=not ranks.writes))

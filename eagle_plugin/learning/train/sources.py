@@ -15,12 +15,13 @@ from torch import Tensor
 
 from eagle_plugin.heads.files import read_tensors
 from eagle_plugin.heads.target_files import TargetFiles
-from eagle_plugin.learning.data.collecting.completion import open_manifest
+from eagle_plugin.learning.data.collecting.completion import read_manifest
 from eagle_plugin.learning.data.provenance import Sources, count_sources, join_sources
 from eagle_plugin.learning.data.rows import MIN_RESPONSE
 from eagle_plugin.learning.data.store.feature_store import Document, Entry, FeatureStore
 from eagle_plugin.learning.data.store.features import Readout, Taps, default_aux_layers, load_target
 from eagle_plugin.learning.data.store.manifest import Manifest
+from eagle_plugin.learning.data.store.objects import open_folder
 from eagle_plugin.learning.train.distributed import Ranks
 from eagle_plugin.learning.train.online import OnlineSource
 from eagle_plugin.learning.train.recipe import DataSettings, TrainError
@@ -145,7 +146,7 @@ def open_source(target: Path, settings: DataSettings, dtype: torch.dtype, ranks:
     if settings.store:
         source = StoreSource(target, settings)
     elif settings.online:
-        manifest = open_manifest(settings.online.store, target)
+        manifest = read_manifest(open_folder(settings.online.store), target)
         source = OnlineSource(settings, manifest, read_readout(target, manifest), ranks)
     else:
         source = TargetSource(target, settings, dtype, ranks.device)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import skewed_mask
-from serving import generate_all, responses, serving, tiny_spec
+from serving import answers_of_own_worker
 
 from eagle_plugin.common.errors import UserError
 
@@ -21,15 +21,8 @@ def test_after_a_capture_that_raises_the_engines_own_worker_serves(
     tiny_target: Path, tiny_eagle3: Path, tmp_path: Path
 ) -> None:
     fault = skewed_mask.install(tmp_path / "plugin", "failing_capture:register") | {"EAGLE_SELFTEST": "0"}
-    specs = [
-        tiny_spec(tiny_target),
-        tiny_spec(tiny_target, tiny_eagle3, mode="builtin", environment={"EAGLE_PLUGIN": "1", **fault}),
-    ]
-    with serving(specs, tmp_path) as (plain, server):
-        prompts = ["the quick brown fox", "one two three", "x = y", "a"]
-        expected, found = (generate_all(one, prompts, 24, at_once=4) for one in (plain, server))
-        assert responses(found) == responses(expected)
-        lines = [line for line in server.log_text().splitlines() if "is served by SGLang's own worker" in line]
+    _, log = answers_of_own_worker(tiny_target, tiny_eagle3, fault, tmp_path)
+    lines = [line for line in log.splitlines() if "is served by SGLang's own worker" in line]
     assert len(lines) == 1 and "a first round failed: the graph pool has no id" in lines[0]
 
 

@@ -13,7 +13,7 @@ import torch
 pytest.importorskip("sglang.srt.speculative.eagle_worker_v2", reason="the SGLang environment is not installed")
 
 import skewed_mask
-from serving import generate_all, responses, serving, tiny_spec
+from serving import answers_of_own_worker
 
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.runtime.gpu import Gpu, unsupported_gpu
@@ -317,16 +317,9 @@ def test_after_a_failed_round_the_engines_own_worker_serves(tiny_target, tiny_ea
     """With the objects, weights and pools that ours had: the log names what differed, and text is plain decoding's."""
     fault = skewed_mask.install(tmp_path / "plugin") | {"EAGLE_DEPLOY": str(tmp_path / "deploy")}
     (tmp_path / "deploy").mkdir(mode=0o700)
-    specs = [
-        tiny_spec(tiny_target),
-        tiny_spec(tiny_target, tiny_eagle3, mode="builtin", environment={"EAGLE_PLUGIN": "1", **fault}),
-    ]
-    with serving(specs, tmp_path) as (plain, server):
-        prompts = ["the quick brown fox", "one two three", "x = y", "a"]
-        expected, found = (generate_all(one, prompts, 24, at_once=4) for one in (plain, server))
-        assert responses(found) == responses(expected)
-        assert all(answer["meta_info"]["spec_verify_ct"] > 0 for answer in found)
-        lines = [line for line in server.log_text().splitlines() if "eagle-plugin" in line]
+    found, log = answers_of_own_worker(tiny_target, tiny_eagle3, fault, tmp_path)
+    assert all(answer["meta_info"]["spec_verify_ct"] > 0 for answer in found)
+    lines = [line for line in log.splitlines() if "eagle-plugin" in line]
     assert not list((tmp_path / "deploy").iterdir())  # no head of ours can be exchanged
     (line,) = [line for line in lines if "is served by SGLang's own worker" in line]
     assert "the self-test failed: a tree in one forward of the target: the logits of " in line

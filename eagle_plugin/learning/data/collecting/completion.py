@@ -29,13 +29,12 @@ def is_stored(row: TokenRow, max_length: int) -> bool:
     return n - len(row.prompt_ids) >= MIN_RESPONSE
 
 
-def open_manifest(url: str | Path, target: str | Path) -> Manifest:
+def read_manifest(folder: Folder, target: str | Path) -> Manifest:
     """The manifest of a store into which servers write.
 
     Raises:
         DataError: no server writes there, or the store is of another target.
     """
-    folder = open_folder(url)
     try:
         data = folder.read(MANIFEST)
     except FileNotFoundError as error:
@@ -57,7 +56,7 @@ class GrowingStore:
 
     def __init__(self, url: str | Path, target: str | Path) -> None:
         self._folder = open_folder(url)
-        self.manifest = open_manifest(url, target)
+        self.manifest = read_manifest(self._folder, target)
         self.lengths: dict[str, int] = {}  # tokens of each document
         self._seen: set[str] = set()
 

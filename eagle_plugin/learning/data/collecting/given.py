@@ -10,7 +10,6 @@ from eagle_plugin.learning.data.generation.endpoints import (
     EndpointDead,
     RequestRefused,
     TargetEndpoint,
-    asking_for_features,
 )
 from eagle_plugin.learning.data.generation.run import (
     GenerationSettings,
@@ -45,9 +44,8 @@ async def collect_given(
         async def work(endpoint: TargetEndpoint) -> None:
             while not endpoint.dead and (row := _next(left, returned)) is not None:
                 ids = (row.prompt_ids + row.response_ids)[:max_length]
-                asked = asking_for_features(row.id, row.source, row.split, len(row.prompt_ids))
                 try:
-                    await endpoint.complete(ids, {"max_tokens": 1, "temperature": 0, **asked})
+                    await endpoint.store_given(row.id, row.source, row.split, ids, len(row.prompt_ids))
                 except EndpointDead as error:
                     returned.append(row)
                     mark_dead(endpoint, str(error), console)

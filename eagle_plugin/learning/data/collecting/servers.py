@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections import Counter
 from collections.abc import Coroutine, Sequence
+from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
 from rich.console import Console
@@ -15,7 +16,6 @@ from eagle_plugin.learning.data.generation.endpoints import (
     EndpointDead,
     RequestRefused,
     TargetEndpoint,
-    asking_for_features,
 )
 from eagle_plugin.learning.data.generation.run import GenerationSettings, make_client, open_endpoints, run_all
 from eagle_plugin.learning.data.rows import DataError
@@ -27,7 +27,7 @@ PATIENCE_S = 600.0  # without any server
 
 
 class Asked(NamedTuple):
-    """One document that a server is to store."""
+    """One document that a server is to store: what `TargetEndpoint.store_given` takes."""
 
     id: str
     source: str
@@ -90,27 +90,25 @@ class FeatureServers:
         self._room = asyncio.Semaphore(self._settings.concurrency * len(urls))
         endpoints = await open_endpoints(urls, self._client, self._settings, self._console)
         self._alive = [endpoint for endpoint in endpoints if not endpoint.dead]
-        if not self._alive:
-            why = "; ".join(f"{endpoint.name}: {endpoint.dead}" for endpoint in endpoints)
-            raise DataError(f"no server of data.online answers ({why}); start one, or correct data.online.servers")
-        self._some.set()
         for endpoint in endpoints:
             if endpoint.dead:
                 self._reopen_later(endpoint, endpoint.dead)
+        if not self._alive:
+            reasons = self._reasons()
+            raise DataError(f"no server of data.online answers ({reasons}); start one, or correct data.online.servers")
+        self._some.set()
 
     async def _ask_all(self, documents: Sequence[Asked]) -> None:
         await run_all([self._ask(document) for document in documents])
 
     async def _ask(self, document: Asked) -> None:
-        body = {"max_tokens": 1, "temperature": 0}
-        body |= asking_for_features(document.id, document.source, document.split, document.prompt)
         faults = 0  # of servers that answer something else, but not this
         async with self._room:
             while True:
                 endpoint = await self._choose()
                 self._busy[endpoint.url] += 1
                 try:
-                    await endpoint.complete(document.ids, body)
+                    await endpoint.store_given(*document)
                     return
                 except EndpointDead as error:
                     self._reopen_later(endpoint, str(error))
@@ -134,12 +132,14 @@ class FeatureServers:
         try:
             await asyncio.wait_for(self._some.wait(), PATIENCE_S)
         except (TimeoutError, asyncio.TimeoutError) as error:  # two classes before Python 3.11
-            why = "; ".join(f"{name}: {reason}" for name, reason in self._why.items())
             raise DataError(
-                f"no server of data.online has answered for {PATIENCE_S:g} s ({why}); start one and run the same "
-                "command again: it continues from the last checkpoint"
+                f"no server of data.online has answered for {PATIENCE_S:g} s ({self._reasons()}); start one and run "
+                "the same command again: it continues from the last checkpoint"
             ) from error
         return min(self._alive, key=lambda endpoint: self._busy[endpoint.url])
+
+    def _reasons(self) -> str:
+        return "; ".join(f"{name}: {reason}" for name, reason in self._why.items())
 
     def _reopen_later(self, endpoint: TargetEndpoint, reason: str) -> None:
         if endpoint in self._alive:
@@ -157,8 +157,7 @@ class FeatureServers:
     async def _reopen(self, endpoint: TargetEndpoint) -> None:
         while True:
             await asyncio.sleep(REOPEN_S)
-            settings = self._settings
-            again = TargetEndpoint(endpoint.url, self._client, settings.model, collects=True, tries=settings.tries)
+            again = replace(endpoint, dead="")
             try:
                 await again.open()
             except (EndpointDead, DataError) as error:

@@ -90,7 +90,10 @@ class Spool:
         for entry in shard.entries:
             if entry.id.startswith(f"{self._owner}-"):
                 stop = entry.offset + Layout.of(self._manifest, entry.length).size
-                data = self._folder.read(shard.name, entry.offset, stop)
+                try:
+                    data = self._folder.read(shard.name, entry.offset, stop)
+                except FileNotFoundError:  # another run has just begun and cleared the store
+                    break
                 if hashlib.sha256(data).hexdigest() == entry.sha256:
                     found[entry.id] = decode(entry, data, self._manifest)
         return found

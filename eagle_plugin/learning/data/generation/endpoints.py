@@ -129,6 +129,13 @@ class TargetEndpoint:
         """Continue a raw prompt; raises like `chat`."""
         return await self._ask("completions", {"prompt": prompt}, sampling)
 
+    async def store_given(self, id: str, source: str, split: str, ids: list[int], prompt: int) -> None:
+        """Let the server store the states of prompt and answer, in one prefill; raises like `chat`.
+
+        ids: of both; prompt: how many are the prompt's.
+        """
+        await self.complete(ids, {"max_tokens": 1, "temperature": 0, **asking_for_features(id, source, split, prompt)})
+
     async def _ask(self, route: str, body: dict[str, Any], sampling: dict[str, Any]) -> GeneratedAnswer:
         body = {"model": self.model, **body, **sampling, "return_token_ids": True}
         pause, reason = self.first_pause_s, ""
