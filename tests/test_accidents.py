@@ -70,7 +70,7 @@ def test_a_scene_ends_in_one_sentence_soon(name: str, workshop: Workshop) -> Non
         assert part in outcome.sentences[0], outcome.output
     assert not outcome.left and "developer.mozilla.org" not in outcome.output
     # What the scenes shorten is short enough as it is.
-    assert outcome.seconds < 10 and endpoints.LISTING_S < 10
+    assert outcome.seconds < 60 and endpoints.LISTING_S < 10  # a minute: it waits for nothing, on any machine
 
 
 def test_a_killed_server_of_a_job_is_tried_twice(workshop: Workshop) -> None:

@@ -116,7 +116,7 @@ def test_a_step_is_ended_at_its_limit(made_up: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(run, "PACKED_EVERY", 0.5)
     began = time.monotonic()
     outcome = start(made_up, how, monkeypatch, limit=6.0)
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 120  # and not for the hour that the step hangs
     assert outcome.status == "failed" and outcome.sentence.startswith("not finished after 6 s, its limit (see ")
     assert result_in(made_up)["result"] == {"rows": [0, 1, 2]}
     assert result_in(made_up)["unfinished"] == "not finished after 6 s, its limit"

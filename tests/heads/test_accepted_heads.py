@@ -1,4 +1,4 @@
-"""check_head: every head that the engine can serve is accepted and described, in milliseconds and without torch."""
+"""check_head: every head that the engine can serve is accepted and described, from its headers and without torch."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ import json
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from head_edits import Edit, config, drop, put, rename, shards, tensors
@@ -54,7 +52,13 @@ def test_markov_heads(name: str, request: pytest.FixtureRequest, markov_target: 
 def test_shipped_head(tmp_path: Path) -> None:
     target = {"hidden_size": 576, "num_hidden_layers": 30, "vocab_size": 49152}  # SmolLM2-135M-Instruct
     (tmp_path / "config.json").write_text(json.dumps(target))
+
+    def bytes_read() -> int:
+        return int(Path("/proc/self/io").read_text().split()[1])
+
+    before = bytes_read()
     info = check_head(tmp_path, SHIPPED, algorithm="EAGLE3")
+    assert bytes_read() - before < (SHIPPED / "model.safetensors").stat().st_size / 10
     assert (info.aux_layer_ids, info.draft_vocab_size, info.dtype) == ((2, 15, 27), 16384, "bfloat16")
 
 
@@ -169,16 +173,9 @@ def test_nested_target_config(tiny_eagle3: Path, tiny_target: Path, tmp_path: Pa
     assert check_head(tmp_path, tiny_eagle3, algorithm="EAGLE3").hidden_size == 64
 
 
-def test_reads_headers_only(tiny_eagle3_reduced: Path, tiny_target: Path) -> None:
+def test_needs_no_torch(tiny_eagle3_reduced: Path, tiny_target: Path) -> None:
     code = (
         "import sys; from eagle_plugin.heads.checkpoint import check_head;"
         "check_head(sys.argv[1], sys.argv[2], algorithm='EAGLE3'); assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code, str(tiny_target), str(tiny_eagle3_reduced)], check=True)
-
-    def seconds() -> float:
-        start = time.perf_counter()
-        check_head(tiny_target, tiny_eagle3_reduced, algorithm="EAGLE3")
-        return time.perf_counter() - start
-
-    assert np.min([seconds() for _ in range(5)]) < 0.05
