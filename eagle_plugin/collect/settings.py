@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, Literal, get_args
 
 from eagle_plugin.collect.readout import readout_scale
 from eagle_plugin.common.errors import UserError
@@ -14,6 +14,8 @@ from eagle_plugin.common.url_credentials import without_credentials
 from eagle_plugin.traffic.served import ServedTarget
 
 STORE = "EAGLE_FEATURES"
+StatesForm = Literal["bfloat16", "float8"]  # of stored states: float8 has a scale per token and layer
+FORMS: tuple[StatesForm, ...] = get_args(StatesForm)
 
 
 class CollectError(UserError):
@@ -48,6 +50,7 @@ class CollectSettings:
     max_length: int = 2048  # tokens of a document; longer ones are cut on the right
     shard_mib: int = 256  # of one file of the store
     queue_mib: int = 1024  # of documents that wait for the writer, and of those that are not finished
+    states: StatesForm = "bfloat16"
     python: str | None = None  # interpreter of the writer process; None: that of the server
     facts: StatesFacts | None = None  # not a setting: the engine's adapter tells it
 
@@ -79,7 +82,7 @@ _NUMBERS = {
     "EAGLE_FEATURES_SHARD_MIB": "shard_mib",
     "EAGLE_FEATURES_QUEUE_MIB": "queue_mib",
 }
-_PYTHON = "EAGLE_FEATURES_PYTHON"
+_PYTHON, _STATES = "EAGLE_FEATURES_PYTHON", "EAGLE_FEATURES_STATES"
 
 
 def collect_settings(environment: Mapping[str, str] = os.environ) -> CollectSettings | None:
@@ -88,7 +91,7 @@ def collect_settings(environment: Mapping[str, str] = os.environ) -> CollectSett
     Raises:
         CollectError: naming the variable, what it holds and what is wanted.
     """
-    names = [*_NUMBERS, _PYTHON]
+    names = [*_NUMBERS, _STATES, _PYTHON]
     unknown = sorted(name for name in environment if name.startswith(f"{STORE}_") and name not in names)
     if unknown:
         raise CollectError(f"{unknown[0]} is not a setting of {STORE}, wanted one of {', '.join(names)}; unset it")
@@ -100,6 +103,10 @@ def collect_settings(environment: Mapping[str, str] = os.environ) -> CollectSett
     given: dict[str, Any] = {
         field: _number(name, text) for name, field in _NUMBERS.items() if (text := environment.get(name))
     }
+    if form := environment.get(_STATES):
+        if form not in FORMS:
+            raise CollectError(f"{_STATES} is {form}, wanted {' or '.join(FORMS)}")
+        given["states"] = form
     return CollectSettings(url, **given, python=environment.get(_PYTHON) or None)
 
 

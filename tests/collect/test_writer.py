@@ -204,11 +204,14 @@ def test_settings() -> None:
     found = collect_settings(given)
     assert found is not None and (found.url, found.max_length, found.shard_mib) == ("/data/f", 4096, 64)
     assert collect_settings({}) is None and CollectSettings.from_json(found.to_json()) == found
-    assert json.loads(found.to_json())["queue_mib"] == 1024
+    assert json.loads(found.to_json())["queue_mib"] == 1024 and found.states == "bfloat16"
+    half = collect_settings(given | {"EAGLE_FEATURES_STATES": "float8"})
+    assert half is not None and half.states == "float8" == CollectSettings.from_json(half.to_json()).states
     for wrong, sentence in (
         ({"EAGLE_FEATURES": "f"}, "EAGLE_FEATURES is f, wanted a URL or a folder from the root on"),
         ({"EAGLE_FEATURES_LENGTH": "3"}, "EAGLE_FEATURES_LENGTH is not a setting of EAGLE_FEATURES, wanted one of"),
         (given | {"EAGLE_FEATURES_QUEUE_MIB": "0"}, "EAGLE_FEATURES_QUEUE_MIB is 0, wanted a whole number above 0"),
+        (given | {"EAGLE_FEATURES_STATES": "fp8"}, "EAGLE_FEATURES_STATES is fp8, wanted bfloat16 or float8"),
     ):
         with pytest.raises(CollectError, match=sentence):
             collect_settings(wrong)

@@ -72,6 +72,8 @@ def test_what_a_small_job_wrote(job, tiny_target, capsys, monkeypatch) -> None:
     assert found["train_head_parameters"] == sum(tensor.numel() for tensor in head.values())
     kept = job["run"].glob("checkpoints/update-*/*.safetensors")
     assert 0.98 < found["train_head_checkpoint_bytes"] / sum(path.stat().st_size for path in kept) <= 1
+    half = estimated(capsys, job["recipe"], "--rows", job["rows"], "--set", "states=float8")
+    assert half["token_bytes"] == 64 * 4 + 4 * 4 + 5 and half["store_bytes"] < 0.7 * found["store_bytes"]
     # Controls: another layer less, and the averages in place of the rows.
     fewer = estimated(capsys, job["recipe"], "--rows", job["rows"], "--set", "aux_layers=[2,4]")
     assert fewer["store_bytes"] < 0.8 * found["store_bytes"]

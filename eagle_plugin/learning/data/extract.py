@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from eagle_plugin.collect.settings import FORMS
 from eagle_plugin.common.allocator import reuse_memory
 from eagle_plugin.common.atomic_io import inherit_privacy
 from eagle_plugin.common.command_end import end_of
@@ -104,6 +105,7 @@ def _extract(arguments: argparse.Namespace) -> int:
             num_layers=config.num_hidden_layers,
             vocab_size=taps.readout.weight.shape[0],
             dtype=arguments.dtype,
+            states=arguments.states,
             max_length=arguments.max_length,
             logit_factor=taps.readout.factor,
             softcap=taps.readout.softcap,
@@ -243,6 +245,12 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--dtype", choices=DTYPES, help="of the target (bfloat16; float32 on a CPU without instructions for bfloat16)"
+    )
+    parser.add_argument(
+        "--states",
+        choices=FORMS,
+        default=FORMS[0],
+        help="form of the stored states: float8, with a scale per token and layer, takes half the bytes (%(default)s)",
     )
     parser.add_argument(
         "--max-length",

@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 
 import yaml
 
+from eagle_plugin.collect.settings import FORMS
 from eagle_plugin.learning.data.store.extraction import BATCH_TOKENS
 from eagle_plugin.learning.data.store.features import check_aux_layers, default_aux_layers
 from eagle_plugin.learning.data.store.manifest import Manifest
@@ -90,7 +91,7 @@ def estimate(job: JobFile, asked: Asked) -> list[Stat]:
     with config_folder(job.target) as folder:
         target = target_sizes(folder)
         aux = _aux_layers(job, target)
-        layout = features_layout(target.hidden_size, target.num_layers, target.vocab_size, aux)
+        layout = features_layout(target.hidden_size, target.num_layers, target.vocab_size, aux, job.states)
         store = _store(job, asked, layout)
         stats = [
             *_data(store, asked),
@@ -120,14 +121,14 @@ def estimate(job: JobFile, asked: Asked) -> list[Stat]:
     return [*stats, Stat("hours", "all of it, hours of one device", hours, "h", "rough"), shared]
 
 
-def known_targets() -> list[tuple[str, int, int, str, float]]:
-    """(name, hidden size, layers, aux layers, bytes of one token in a feature store) of the known targets."""
-    found = []
+def known_targets() -> list[tuple[str, int, int, str, list[float]]]:
+    """(name, hidden size, layers, aux layers, bytes of a token in a store of each of `FORMS`) of known targets."""
+    found: list[tuple[str, int, int, str, list[float]]] = []
     for name, config in CONFIGS.items():
         hidden, layers = config["hidden_size"], config["num_hidden_layers"]
         aux = default_aux_layers(layers)
-        width = bytes_per_token(features_layout(hidden, layers, config["vocab_size"], aux))
-        found.append((name, hidden, layers, ",".join(map(str, aux)), width))
+        layouts = [features_layout(hidden, layers, config["vocab_size"], aux, form) for form in FORMS]
+        found.append((name, hidden, layers, ",".join(map(str, aux)), list(map(bytes_per_token, layouts))))
     return found
 
 

@@ -65,10 +65,10 @@ def run_estimate(arguments: argparse.Namespace) -> int:
 
     if arguments.known_targets:
         rows = [
-            (name, f"{hidden:,}", f"{layers}", aux, f"{width:,.0f}", f"{width * 1e9 / 1e12:,.1f} TB")
-            for name, hidden, layers, aux, width in known_targets()
+            (name, f"{hidden:,}", f"{layers}", aux, *(f"{width:,.0f}" for width in widths), *map(_of_a_billion, widths))
+            for name, hidden, layers, aux, widths in known_targets()
         ]
-        names = ("target", "hidden size", "layers", "aux layers", "bytes per token", "10^9 tokens")
+        names = ("target", "hidden size", "layers", "aux layers", "bytes per token", "float8", "10^9 tokens", "float8")
         _print_columns([names, *rows])
         return 0
     if arguments.recipe is None:
@@ -97,6 +97,10 @@ def run_estimate(arguments: argparse.Namespace) -> int:
     if measured:
         print(f"measured here: {measured['tflops']:.2f} TFLOP/s, {measured['bandwidth']:.1f} GB/s")
     return 0
+
+
+def _of_a_billion(width: float) -> str:
+    return f"{width / 1e3:,.1f} TB"
 
 
 def measure_device(device: str) -> dict[str, float]:

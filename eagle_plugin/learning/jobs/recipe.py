@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
+from eagle_plugin.collect.settings import StatesForm
 from eagle_plugin.common.errors import UserError
 from eagle_plugin.common.recipes import read_yaml, validate
 from eagle_plugin.learning.train.recipe import OnlineSettings
@@ -108,6 +109,7 @@ class JobRecipe(_Section):
     online: OnlineSettings | None = None  # servers that compute the states while training, in place of a feature store
     vocabulary: Positive | None = None
     aux_layers: list[Positive] | None = None
+    states: StatesForm = "bfloat16"  # in which the features are stored
     train: dict[str, dict[str, Any]] = {}  # name -> keys of `eagle-plugin train`, in order
     allow_licenses: list[str] = []  # of the sources; default: any
     accept_terms: list[str] = []  # sources on which you may train although their terms forbid it
@@ -129,6 +131,8 @@ class JobRecipe(_Section):
             raise ValueError("traffic needs the head that serves in `compare`, and no prompts and recorded beside it")
         if self.traffic is not None and self.aux_layers is not None:
             raise ValueError("traffic has the aux layers of the head that serves; delete aux_layers")
+        if self.states != "bfloat16" and (self.traffic is not None or self.online is not None):
+            raise ValueError("servers store the states as their EAGLE_FEATURES_STATES says; delete states")
         if self.online is not None and (self.traffic is not None or self.head is not None):
             raise ValueError("online is for train with prompts, and not beside traffic or head; delete one of them")
         if self.online is not None and self.aux_layers is not None:

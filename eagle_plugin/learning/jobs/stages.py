@@ -54,6 +54,8 @@ def data_stages(job: JobRecipe, target: Path, data: Path) -> Iterator[Stage]:
         args = ["data", "features", str(file), "--target", str(target), "--store", str(store)]
         if job.aux_layers is not None:
             args += ["--aux-layers", ",".join(map(str, job.aux_layers))]
+        if job.states != "bfloat16":
+            args += ["--states", job.states]
         yield Stage(f"features of {file.stem} rows", args, store / "manifest.json")
 
 

@@ -78,6 +78,7 @@ def manifest_of(settings: CollectSettings) -> Manifest:
         num_layers=facts.num_layers,
         vocab_size=facts.vocab_size,
         dtype=facts.dtype,
+        states=settings.states,
         max_length=settings.max_length,
         logit_factor=facts.logit_factor,
         softcap=facts.softcap,

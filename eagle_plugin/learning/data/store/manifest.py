@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from eagle_plugin.collect.settings import FORMS, StatesForm
 from eagle_plugin.common.errors import json_fault
 from eagle_plugin.learning.data.rows import DataError
 from eagle_plugin.learning.data.target_identity import target_digests
@@ -29,15 +30,23 @@ class Manifest:
     hidden_size: int
     num_layers: int
     vocab_size: int
-    dtype: str  # in which the target computed; the store always has bfloat16
+    dtype: str  # in which the target computed
     max_length: int  # tokens; longer rows were cut on the right
     logit_factor: float = 1.0  # logits = softcap(logit_factor * lm_head(last))
     softcap: float | None = None
     version: int = VERSION
+    states: StatesForm = "bfloat16"  # in which they are stored
 
     def to_json(self) -> bytes:
         """The manifest as the bytes of manifest.json."""
-        return (json.dumps(asdict(self), indent=1) + "\n").encode()
+        return (json.dumps(self._values(), indent=1) + "\n").encode()
+
+    def _values(self) -> dict[str, Any]:
+        """All fields; without the form of the states where it is the one that all stores had once."""
+        values = asdict(self)
+        if self.states == "bfloat16":
+            del values["states"]
+        return values
 
     @classmethod
     def from_json(cls, data: bytes | bytearray, where: str) -> Manifest:
@@ -49,6 +58,8 @@ class Manifest:
                 raise DataError(
                     f"{where} has version {version!r}, wanted {VERSION}; extract the features again into a new store"
                 )
+            if (form := values.get("states", FORMS[0])) not in FORMS:
+                raise DataError(f"{where} has states in {form!r}, wanted {' or '.join(FORMS)}; update eagle-plugin")
             return cls(**{**values, "aux_layers": tuple(values["aux_layers"])})
         except RecursionError as error:
             raise DataError(f"{where} {json_fault(error)} to be a manifest; give the store's URL") from error
@@ -65,7 +76,7 @@ class Manifest:
 
     def digest(self) -> str:
         """sha256 of all fields but the name of the target."""
-        return _sha256(json.dumps(asdict(replace(self, target="")), sort_keys=True).encode())
+        return _sha256(json.dumps(replace(self, target="")._values(), sort_keys=True).encode())
 
     def check_target(self, folder: str | Path) -> None:
         """Raise DataError unless the target in `folder` is the one whose features these are."""

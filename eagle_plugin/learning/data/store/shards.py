@@ -4,6 +4,10 @@ The tensors of document k are adjacent, so that one ranged read gets all of them
 
     k.ids U32 [n]    k.aux BF16 [n, A * H]    k.last BF16 [n, H]    k.mask U8 [n, and zeros up to a multiple of 8 bytes]
 
+or, in a store of float8 states (`states.py`), whose scales are those of the aux layers and of last:
+
+    k.ids    k.scales F32 [n, A + 1]    k.aux F8_E4M3 [n, A * H]    k.last F8_E4M3 [n, H]    k.mask
+
 The entries of all documents are in the metadata of the header, so that a shard needs no index file.
 """
 
@@ -18,9 +22,11 @@ from dataclasses import asdict, dataclass, replace
 import torch
 from torch import Tensor
 
+from eagle_plugin.collect.settings import StatesForm
 from eagle_plugin.learning.data.rows import DataError
 from eagle_plugin.learning.data.store.manifest import Manifest
 from eagle_plugin.learning.data.store.objects import Folder, ObjectExists
+from eagle_plugin.learning.data.store.states import from_float8, to_float8
 
 HEADER_GUESS = 64 << 10  # bytes of the first request, which include most headers completely
 READ_BYTES = 16 << 20  # of one request when a shard is read in full
@@ -38,8 +44,8 @@ class Document:
     split: str
     ids: Tensor  # [n] int64
     mask: Tensor  # [n] bool: response tokens
-    aux: Tensor | None  # [n, A * H] bfloat16: inputs of the aux layers, in ascending order of the layers
-    last: Tensor  # [n, H] bfloat16: what lm_head reads
+    aux: Tensor | None  # [n, A * H] bfloat16 when read: inputs of the aux layers, in ascending order of the layers
+    last: Tensor  # [n, H] bfloat16 when read: what lm_head reads
 
 
 @dataclass(frozen=True)
@@ -63,21 +69,26 @@ class Layout:
     n: int
     aux_width: int
     hidden: int
+    form: StatesForm
 
     @classmethod
     def of(cls, manifest: Manifest, n: int) -> Layout:
         """The layout in a store with this manifest."""
-        return cls(n, len(manifest.aux_layers) * manifest.hidden_size, manifest.hidden_size)
+        return cls(n, len(manifest.aux_layers) * manifest.hidden_size, manifest.hidden_size, manifest.states)
 
     @property
     def parts(self) -> list[tuple[str, str, list[int], int]]:
         """(name, safetensors dtype, shape, bytes) in the order of the file."""
-        n, states = self.n, 2 * self.n * (self.aux_width + self.hidden)
+        n, layers = self.n, self.aux_width // self.hidden + 1
+        dtype, width = ("BF16", 2) if self.form == "bfloat16" else ("F8_E4M3", 1)
         parts = [("ids", "U32", [n], 4 * n)]
+        if self.form == "float8":
+            parts.append(("scales", "F32", [n, layers], 4 * n * layers))
         if self.aux_width:
-            parts.append(("aux", "BF16", [n, self.aux_width], 2 * n * self.aux_width))
-        parts.append(("last", "BF16", [n, self.hidden], 2 * n * self.hidden))
-        padded = n + -(4 * n + states + n) % 8  # keeps every document, and so every tensor, aligned to 8 bytes
+            parts.append(("aux", dtype, [n, self.aux_width], width * n * self.aux_width))
+        parts.append(("last", dtype, [n, self.hidden], width * n * self.hidden))
+        # Keeps every document aligned to 8 bytes, and its tensors to their elements.
+        padded = n + -(sum(size for *_, size in parts) + n) % 8
         parts.append(("mask", "U8", [padded], padded))
         return parts
 
@@ -88,7 +99,7 @@ class Layout:
 
 
 def encode(document: Document, manifest: Manifest) -> bytes:
-    """The bytes of a document in a shard; states are stored as bfloat16.
+    """The bytes of a document in a shard.
 
     Raises:
         DataError: a tensor does not have the shape that the manifest asks for.
@@ -102,32 +113,40 @@ def encode(document: Document, manifest: Manifest) -> bytes:
         found = None if tensor is None else tuple(tensor.shape)
         if found != wanted:
             raise DataError(f"document {document.id!r} has {name} {found}, wanted {wanted}; extract it again")
-    parts = {
-        "ids": document.ids.to(torch.int32),
-        "aux": None if document.aux is None else document.aux.to(torch.bfloat16),
-        "last": document.last.to(torch.bfloat16),
-        "mask": torch.nn.functional.pad(document.mask.to(torch.uint8), (0, layout.parts[-1][3] - n)),
-    }
-    return b"".join(
-        tensor.cpu().contiguous().view(torch.uint8).numpy().tobytes() for tensor in parts.values() if tensor is not None
-    )
+    parts = {"ids": document.ids.to(torch.int32)}
+    states = {"last": document.last} if document.aux is None else {"aux": document.aux, "last": document.last}
+    if layout.form == "float8":
+        rounded = {name: to_float8(tensor, layout.hidden) for name, tensor in states.items()}
+        parts["scales"] = torch.cat([scales for _, scales in rounded.values()], dim=1)
+        parts |= {name: values for name, (values, _) in rounded.items()}
+    else:
+        parts |= {name: tensor.to(torch.bfloat16) for name, tensor in states.items()}
+    parts["mask"] = torch.nn.functional.pad(document.mask.to(torch.uint8), (0, layout.parts[-1][3] - n))
+    return b"".join(tensor.cpu().contiguous().view(torch.uint8).numpy().tobytes() for tensor in parts.values())
 
 
 def decode(entry: Entry, data: bytes | bytearray, manifest: Manifest) -> Document:
-    """The document of an entry from its bytes; its hidden states share the memory of a bytearray."""
+    """The document of an entry from its bytes; hidden states in bfloat16 share the memory of a bytearray."""
     layout = Layout.of(manifest, entry.length)
     raw = torch.frombuffer(data if isinstance(data, bytearray) else bytearray(data), dtype=torch.uint8)
     parts = dict(zip((name for name, *_ in layout.parts), raw.split([size for *_, size in layout.parts]), strict=True))
     n = entry.length
-    aux = parts.get("aux")
+    states = [parts[name] for name in ("aux", "last") if name in parts]
+    if layout.form == "float8":
+        scales = parts["scales"].view(torch.float32).view(n, -1)
+        own = scales.split([scales.shape[1] - 1, 1], dim=1)[-len(states) :]
+        pairs = zip(states, own, strict=True)
+        states = [from_float8(one.view(torch.float8_e4m3fn).view(n, -1), scale) for one, scale in pairs]
+    else:
+        states = [one.view(torch.bfloat16).view(n, -1) for one in states]
     return Document(
         id=entry.id,
         source=entry.source,
         split=entry.split,
         ids=parts["ids"].view(torch.int32).long(),
         mask=parts["mask"][:n].bool(),
-        aux=None if aux is None else aux.view(torch.bfloat16).view(n, -1),
-        last=parts["last"].view(torch.bfloat16).view(n, -1),
+        aux=states[0] if layout.aux_width else None,
+        last=states[-1],
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from eagle_plugin.collect.settings import StatesForm
 from eagle_plugin.common.errors import first_line
 from eagle_plugin.learning.data.rows import DataError, TokenRow, read_rows
 from eagle_plugin.learning.data.store.extraction import (
@@ -124,7 +125,13 @@ def _cached_values(text: Any, dim: int) -> int:
     return 2 * int(getattr(text, "num_key_value_heads", None) or text.num_attention_heads) * dim
 
 
-def features_layout(hidden_size: int, num_layers: int, vocab_size: int, aux_layers: tuple[int, ...]) -> Manifest:
+def features_layout(
+    hidden_size: int,
+    num_layers: int,
+    vocab_size: int,
+    aux_layers: tuple[int, ...],
+    states: StatesForm = "bfloat16",
+) -> Manifest:
     """A manifest that says how wide the features are, and not of which target they are."""
     nobody: dict[str, Any] = dict.fromkeys(("target", *DIGESTS), "")
     return Manifest(
@@ -135,6 +142,7 @@ def features_layout(hidden_size: int, num_layers: int, vocab_size: int, aux_laye
         vocab_size=vocab_size,
         dtype="bfloat16",
         max_length=MAX_LENGTH,
+        states=states,
     )
 
 
