@@ -1,6 +1,7 @@
 """Lists the shapes that rounds may get: the defaults, and those within caps that a policy chooses from.
 
-The defaults are those that gave the most tokens per second on two CPU cores (docs/performance.md).
+The defaults of CPUs are those that gave the most tokens per second on two cores (docs/performance.md). On a GPU, where a
+level costs less than the tokens that it yields, they are deeper: by the simulated rates of benchmarks/simulate.py.
 """
 
 from __future__ import annotations
@@ -15,7 +16,13 @@ MAX_DEFAULT_TOPK = 4
 PARALLEL_LEVELS = 7  # of a head that drafts all levels in one forward, where nothing says how many it was trained for
 
 
-def shape_for(draft_tokens: int, depth: int | None = None, topk: int | None = None, levels: int | None = None) -> Shape:
+def shape_for(
+    draft_tokens: int,
+    depth: int | None = None,
+    topk: int | None = None,
+    levels: int | None = None,
+    on_gpu: bool = False,
+) -> Shape:
     """Return the shape of trees with `draft_tokens` drafted tokens; what is None is chosen.
 
     The levels after the first write draft keys into the slots that an engine reserves, one per drafted token: a chosen
@@ -25,11 +32,18 @@ def shape_for(draft_tokens: int, depth: int | None = None, topk: int | None = No
     if levels is not None:
         depth = depth or min(draft_tokens, levels, MAX_WIDTH // MAX_DEFAULT_TOPK)
         topk = topk or max(1, min(MAX_DEFAULT_TOPK, draft_tokens, MAX_WIDTH // max(depth - 1, 1)))
-    if depth is None:
+    if depth is None and on_gpu:
+        depth = _gpu_depth(draft_tokens)
+    elif depth is None:
         depth = 1 if draft_tokens == 1 else 2 if draft_tokens <= 7 else 3 if draft_tokens <= 15 else 4
     if topk is None:
         topk = max(1, min(MAX_DEFAULT_TOPK, draft_tokens // max(depth - 1, 1)))
     return Shape(depth, topk, draft_tokens + 1)
+
+
+def _gpu_depth(draft_tokens: int) -> int:
+    """3 levels for 3 drafted tokens, which are a chain, 4 for 7, 5 for 15, ... 7 for 63."""
+    return min(draft_tokens, (draft_tokens + 1).bit_length())
 
 
 # Widths that the policy chooses from: each is about half as much again as the one before.
@@ -63,8 +77,12 @@ def captured_shapes(caps: Shape, levels: Levels = Levels.RECURRENT) -> list[Shap
     """
     shapes = [PLAIN]
     for width in GRAPH_WIDTHS:
-        steps = min(caps.steps, width - 1 if caps.topk == 1 else math.ceil(math.log2(width)))
-        topk = min(caps.topk, width - steps)
-        if width < caps.width and (caps.topk > 1 or width <= caps.steps):
-            shapes.append(Shape(min(caps.steps, width - 1) if levels.depth_is_free else steps, topk, width))
+        if width >= caps.width or (caps.topk == 1 and width > caps.steps):
+            continue
+        if levels.depth_is_free:
+            topk = min(caps.topk, width - min(caps.steps, math.ceil(math.log2(width))))
+            shapes.append(Shape(min(caps.steps, width - 1), topk, width))
+            continue
+        steps = min(caps.steps, width - 1 if caps.topk == 1 else _gpu_depth(width - 1))
+        shapes.append(Shape(steps, min(caps.topk, width - steps, (width - 1) // max(steps - 1, 1)), width))
     return [*shapes, caps]

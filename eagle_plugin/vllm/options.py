@@ -46,7 +46,7 @@ class Options:
         """The same with vLLM's own choice of asynchronous scheduling where the user made none."""
         return self if self.async_scheduling is not None else replace(self, async_scheduling=engines)
 
-    def shape(self, draft_tokens: int, levels: int | None = None) -> Shape:
+    def shape(self, draft_tokens: int, levels: int | None = None, on_gpu: bool = False) -> Shape:
         """The caps of a round that drafts this many tokens, the `num_speculative_tokens` of vLLM. Raises OptionError.
 
         The levels after the first write draft keys into the slots that vLLM reserves, one per drafted token. levels:
@@ -58,7 +58,7 @@ class Options:
                 f"--speculative-config: num_speculative_tokens is {draft_tokens}, the plugin's trees have at most "
                 f"{MAX_WIDTH - 1} drafted tokens: lower it, or start the server with EAGLE_PLUGIN=0"
             )
-        shape = shape_for(draft_tokens, self.depth, self.topk, levels)
+        shape = shape_for(draft_tokens, self.depth, self.topk, levels, on_gpu)
         if levels is not None and shape.draft_slots > MAX_WIDTH:
             raise OptionError(
                 f"{WHERE}: depth {shape.steps} and topk {shape.topk} make (depth - 1) * topk {shape.draft_slots}, "

@@ -114,7 +114,8 @@ def _read_head(vllm_config: Any, options: Options) -> Drafting:
     is_block = speculative.method in block_config.METHODS
     levels = Levels.PARALLEL if is_block else configured_levels(speculative)
     trained = levels_of_drafter(speculative) if is_block else trained_depths(head) if levels.depth_is_free else None
-    shape = options.shape(nodes, trained or PARALLEL_LEVELS if levels.depth_is_free else None)
+    on_gpu = vllm_config.device_config.device_type != "cpu"
+    shape = options.shape(nodes, trained or PARALLEL_LEVELS if levels.depth_is_free else None, on_gpu)
     warnings = _check_head(target, head, speculative.method, shape.steps)
     if can_check(target, head):
         if is_block:

@@ -56,8 +56,21 @@ def test_default_shapes(draft_tokens: int, shape: tuple[int, int, int]) -> None:
     assert shape_for(draft_tokens) == shape
 
 
-def test_default_shapes_fit_the_slots_of_their_draft_tokens() -> None:
-    assert all(shape_for(draft_tokens).draft_slots <= draft_tokens for draft_tokens in range(1, MAX_WIDTH))
+@pytest.mark.parametrize(
+    ("draft_tokens", "shape"),
+    [(1, (1, 1, 2)), (2, (2, 2, 3)), (3, (3, 1, 4)), (5, (3, 2, 6)), (7, (4, 2, 8)), (15, (5, 3, 16)), (63, (7, 4, 64))],
+)
+def test_default_shapes_of_a_gpu_are_deeper(draft_tokens: int, shape: tuple[int, int, int]) -> None:
+    assert shape_for(draft_tokens, on_gpu=True) == shape
+    assert shape_for(draft_tokens, depth=2, on_gpu=True) == shape_for(draft_tokens, depth=2)
+    assert shape_for(draft_tokens, levels=9, on_gpu=True) == shape_for(draft_tokens, levels=9)
+
+
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_default_shapes_fit_the_slots_of_their_draft_tokens(on_gpu: bool) -> None:
+    for draft_tokens in range(1, MAX_WIDTH):
+        shape = shape_for(draft_tokens, on_gpu=on_gpu)
+        assert shape.draft_slots <= draft_tokens and (shape.candidates + 1 >= shape.width or not on_gpu)
 
 
 def test_given_caps_are_kept() -> None:
