@@ -195,8 +195,8 @@ def _weight_files(folder: Path) -> list[Path]:
     if not files:
         if pickles := sorted(p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt")):
             raise LeftToEngine(  # both engines load these
-                f"{folder} has only {', '.join(pickles)}, wanted model.safetensors: the plugin serves no pickles, because "
-                f"loading one can run code; convert the weights with: {_conversion(folder, pickles)}"
+                f"{folder} has only {', '.join(pickles)}, wanted model.safetensors: the plugin serves no pickles, "
+                f"which can run code; convert the weights with: {_conversion(folder, pickles)}"
             )
         raise HeadError(f"{folder} has no weights, wanted model.safetensors; copy the checkpoint again")
     return files

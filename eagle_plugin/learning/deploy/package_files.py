@@ -120,7 +120,8 @@ target:
 docker run --rm --gpus all --shm-size 1g -p 127.0.0.1:{port}:{port} -v /folder/of/the/target:{mounted}:ro {name}
 ```
 
-{forced}For Kubernetes, push the image, correct `image` in `kubernetes.yaml`, and run `kubectl apply -f kubernetes.yaml`. It
+{forced}\
+For Kubernetes, push the image, correct `image` in `kubernetes.yaml`, and run `kubectl apply -f kubernetes.yaml`. It
 asks for one GPU.
 """
 FORCED = """\
