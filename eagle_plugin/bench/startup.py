@@ -42,7 +42,7 @@ def wait_all(servers: Mapping[Name, Server], specs: Mapping[Name, ServerSpec], s
 @contextlib.contextmanager
 def serving(specs: Mapping[Name, ServerSpec], logs: Path, steps: Steps) -> Iterator[dict[Name, Server]]:
     """The servers are ready and paused. One whose policy measures costs as it starts comes alone, after the others."""
-    for spec in specs.values():  # what cannot be served is said before the first of them loads its target
+    for spec in specs.values():  # what cannot be served is refused before the first of them loads its target
         child_environment(spec, os.environ)
     together = {name: spec for name, spec in specs.items() if not _measures_costs(spec)}
     with contextlib.ExitStack() as stack:
