@@ -33,7 +33,7 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.capture_ratios import CaptureCost, Measurement, State, ratios, same_state_ratios
-from eagle_plugin.bench.choices import check_engine, resolve_target
+from eagle_plugin.bench.choices import check_engine, parse_with_engine_flags, resolve_target
 from eagle_plugin.bench.closed_loop import Phase, Window, ask_in_phases
 from eagle_plugin.bench.engines import ENGINES
 from eagle_plugin.bench.load import LoadError, flush_prefix_cache
@@ -230,7 +230,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--repeats", type=at_least(1), metavar="N", help="default: 24; quick: 3")
     parser.add_argument("--requests", type=at_least(1), metavar="N", help="of a measurement (4 per client; quick: 1)")
     parser.add_argument("--quick", action="store_true", help="below 3 minutes: a trial, not a result")
-    return parser.parse_args(argv)
+    return parse_with_engine_flags(parser, argv)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

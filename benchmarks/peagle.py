@@ -27,7 +27,7 @@ from benchmarks.peagle_report import (
 )
 from eagle_plugin.bench.cell_run import begin_run, identify
 from eagle_plugin.bench.cells import make_plan
-from eagle_plugin.bench.choices import check_engine, resolve_target
+from eagle_plugin.bench.choices import check_engine, parse_with_engine_flags, resolve_target
 from eagle_plugin.bench.engines import ENGINES
 from eagle_plugin.bench.measurement import Measured
 from eagle_plugin.bench.outcome import exit_status
@@ -94,7 +94,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help=quick)
     resume = "keep what an interrupted run with the same options measured"
     parser.add_argument("--resume", action="store_true", help=resume)
-    return parser.parse_args(argv)
+    return parse_with_engine_flags(parser, argv)
 
 
 def _levels(text: str) -> int:

@@ -3,6 +3,7 @@
     make env env-vllm env-sglang-before env-vllm-next
     python benchmarks/versions.py [--engine vllm] [--out out]
     python benchmarks/versions.py --docs             the table in docs/versions.md, of out/versions.json
+    python benchmarks/versions.py --names            the column of names in that table, counted now; nothing is run
 
 In every release: the contract (all names that the adapter touches, by syntax tree, and the contract tests), greedy text
 against plain decoding, and the distribution of sampled text with its negative controls, each with a real engine on a
@@ -34,6 +35,7 @@ from eagle_plugin.bench.quartiles import Strict
 from eagle_plugin.runtime.engine_contract import differences, wanted_names
 from eagle_plugin.runtime.engine_source import EngineSource
 
+ENGINES = {"sglang": "SGLang", "vllm": "vLLM"}
 BEGIN = "<!-- benchmarks/versions.py --docs -->\n"
 CHECKS = {
     "sglang": {
@@ -139,9 +141,8 @@ def docs_table(rows: Sequence[Row]) -> str:
     """The table of docs/versions.md."""
     lines = ["| engine | build on a CPU | names | contract | greedy text | sampled distribution | date |"]
     lines.append("|---|---|---|---|---|---|---|")
-    engines = {"sglang": "SGLang", "vllm": "vLLM"}
     for row in rows:
-        cells = [f"{engines[row.engine]} {row.version}", row.build, str(row.names)]
+        cells = [f"{ENGINES[row.engine]} {row.version}", row.build, str(row.names)]
         for check in ("contract", "greedy_equal", "sampling_law"):
             cells.append(f"{row.tests[check]} tests passed" if getattr(row, check) else "**failed**")
         lines.append(f"| {' | '.join([*cells, row.date])} |")
@@ -151,6 +152,19 @@ def docs_table(rows: Sequence[Row]) -> str:
 def write_docs(path: Path, rows: Sequence[Row]) -> None:
     """Replace the table in this file. ValueError where its marks are not there."""
     replace_table(path, BEGIN, docs_table(rows) + "\n")
+
+
+def count_names(engine: str) -> int:
+    """How many names of an engine its adapter touches."""
+    contract = importlib.import_module(f"eagle_plugin.{engine}.engine_contract").CONTRACT
+    return len(wanted_names(engine, ROOT / "eagle_plugin" / engine, contract))
+
+
+def with_names(text: str) -> str:
+    """A document with the column of names in its table counted now."""
+    for engine, name in ENGINES.items():
+        text = re.sub(rf"(?m)^(\| {name} [\d.]+ \| [^|]+ \| )\d+(?= \|)", rf"\g<1>{count_names(engine)}", text)
+    return text
 
 
 def show(rows: Sequence[Row], console: Console) -> None:
@@ -173,7 +187,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--docs", action="store_true", help="write the table of out/versions.json into docs/versions.md"
     )
+    parser.add_argument("--names", action="store_true", help="count the names in docs/versions.md anew")
     options, console = parser.parse_args(argv), Console()
+    if options.names:
+        page = ROOT / "docs/versions.md"
+        page.write_text(with_names(page.read_text("utf-8")), "utf-8")
+        return 0
     path = options.out / "versions.json"
     kept = Document.model_validate_json(path.read_text("utf-8")).rows if path.exists() else []
     if options.docs:

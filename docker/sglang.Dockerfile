@@ -12,10 +12,12 @@ RUN apt-get update \
 FROM base AS build
 WORKDIR /source
 COPY . .
-# The lock has every package of the engine; the wheels come last and change none of them.
+# The lock has every package of the engine; the wheels come last and change none of them. `eagle-plugin demo` fetches its
+# model with pip.
 RUN EAGLE_BUILD=cpu environments/make.sh wheels /wheels . examples/heads compat/sglang-cpu \
     && environments/make.sh packages /opt/engine environments/sglang/requirements.lock \
-    && .venv-tools/bin/uv pip install --python /opt/engine/bin/python --no-deps /wheels/*.whl
+    && .venv-tools/bin/uv pip install --python /opt/engine/bin/python --no-deps /wheels/*.whl \
+    && /opt/engine/bin/python -m ensurepip
 
 FROM base
 COPY --from=build /opt/engine /opt/engine

@@ -73,6 +73,16 @@ def test_the_engine_of_an_image_is_the_tested_one(path: Path) -> None:
     assert re.search(r'^ENTRYPOINT \["', text, re.MULTILINE), "a shell would read the names"
 
 
+@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.stem)
+def test_an_image_can_fetch_and_serve_the_small_model(path: Path) -> None:
+    """`--entrypoint eagle-plugin IMAGE demo` needs the head, and pip for the model, in the last stage's environment."""
+    text = path.read_text("utf-8")
+    assert "examples/heads" in text
+    locks = [(ROOT / name).read_text("utf-8") for name in re.findall(r"\S+\.lock", text)]
+    has_pip = "-m ensurepip" in text or any(re.search(r"^pip==", lock, re.MULTILINE) for lock in locks)
+    assert has_pip or "python3 -m pip install" in text.rpartition("\nFROM")[2]
+
+
 @pytest.mark.slow
 @pytest.mark.matrix
 @pytest.mark.parametrize(("file", "engine"), [("compose.yaml", "sglang"), ("compose.vllm.yaml", "vllm")])

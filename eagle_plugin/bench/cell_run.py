@@ -42,6 +42,7 @@ def identify(specs: Mapping[Any, ServerSpec], plan: Plan, **more: str) -> dict[s
         "servers": ", ".join(f"{name} {spec.head} {spec.drafts} {spec.mode}" for name, spec in specs.items()),
         "threads": str(base.threads),
         "cache": str(base.max_total_tokens),
+        "flags": " ".join(base.extra_flags),
         "answers": answers,
         "machine": describe_machine().cpu,
         "versions": ", ".join(f"{name} {version}" for name, version in versions(base.engine).items()),

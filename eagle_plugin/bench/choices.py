@@ -6,6 +6,7 @@ import argparse
 import importlib.util
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -40,6 +41,18 @@ def add_device_option(parser: argparse.ArgumentParser) -> None:
     """Add `--device`, None if it is not given: see `chosen_device`."""
     help = "of the servers (default: a GPU if there is one)"
     parser.add_argument("--device", choices=["cpu", "cuda"], help=help)
+
+
+ENGINE_FLAGS = "Flags after -- are passed to the engine and override ours.\n"
+
+
+def parse_with_engine_flags(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
+    """The options; what follows `--` is in `engine_flags`, for `ServerSpec.extra_flags`."""
+    given = list(sys.argv[1:] if argv is None else argv)
+    end = given.index("--") if "--" in given else len(given)
+    options = parser.parse_args(given[:end])
+    options.engine_flags = tuple(given[end + 1 :])
+    return options
 
 
 def chosen_device(name: str | None) -> str:

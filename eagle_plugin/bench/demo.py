@@ -11,10 +11,12 @@ from rich.console import Console
 from rich.markup import escape
 
 from eagle_plugin.bench.choices import (
+    ENGINE_FLAGS,
     add_model_options,
     check_engine,
     chosen_device,
     parse_shape,
+    parse_with_engine_flags,
     resolve_head,
     resolve_target,
 )
@@ -49,7 +51,7 @@ QUICK_REPEATS, QUICK_TOKENS, QUICK_QUESTIONS = 2, 32, 3
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The demo's options."""
-    parser = Parser(prog="eagle-plugin demo", description=__doc__)
+    parser = Parser(prog="eagle-plugin demo", description=__doc__, epilog=ENGINE_FLAGS)
     add_model_options(parser)
     parser.add_argument("--prompts", type=Path, nargs="+", help="JSON-lines files (default: our questions)")
     parser.add_argument("--steps", type=int, help="plugin: depth of the draft tree")
@@ -70,7 +72,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--out", type=Path, default=Path("out"), help="folder of report, picture and logs/ (default: out)"
     )
-    options = parser.parse_args(argv)
+    options = parse_with_engine_flags(parser, argv)
     engine = ENGINES[options.engine]
     options.builtin = options.builtin or engine.builtin_shape
     if options.threads is None:
@@ -84,7 +86,14 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def server_specs(options: argparse.Namespace, target: Path, head: Path) -> dict[Mode, ServerSpec]:
     """The three servers that the demo compares."""
     device = chosen_device(options.device)
-    plain = ServerSpec(target=target, mode="plain", engine=options.engine, device=device, threads=options.threads)
+    plain = ServerSpec(
+        target=target,
+        mode="plain",
+        engine=options.engine,
+        device=device,
+        threads=options.threads,
+        extra_flags=options.engine_flags,
+    )
     best = ENGINES[options.engine].plugin_shape(head)
     given = (options.steps, options.topk, options.draft_tokens)
     shape = Shape(*(wanted if number is None else number for number, wanted in zip(given, best, strict=True)))

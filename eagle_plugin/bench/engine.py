@@ -28,7 +28,8 @@ class Engine:
     builtin_shape: Shape  # the tree or chain of the engine's own speculation, if the user gives none
     sweep_shapes: Mapping[Mode, tuple[Shape, ...]]
     command: Callable[[ServerSpec, int], list[str]]  # spec, port -> args; ValueError for what it cannot serve
-    environment: Callable[[ServerSpec, Mapping[str, str]], dict[str, str]]  # spec, the caller's -> additions
+    # spec, the caller's -> additions; ValueError for what it cannot serve
+    environment: Callable[[ServerSpec, Mapping[str, str]], dict[str, str]]
     version_path: str  # a GET of it returns JSON with a "version"
     flush: Callable[[httpx.Client], bool]  # empties the prefix cache; False: requests still hold parts of it
     request_fields: Mapping[str, Any]  # added to every request, so that the answer reports its verify rounds

@@ -14,11 +14,10 @@ from eagle_plugin.bench.load import engine_version
 from eagle_plugin.bench.machine import busy_percent
 from eagle_plugin.bench.progress import Steps
 from eagle_plugin.bench.servers import Server
-from eagle_plugin.bench.spec import EngineName, ServerSpec
+from eagle_plugin.bench.spec import SPARE_TOKENS, EngineName, ServerSpec
 from eagle_plugin.common.devices import usable_cores
 
 CONTEXT_LENGTH = 4096  # tokens; long prompts have about 2,100
-SPARE_TOKENS = 512  # vLLM starts only with more than one request of CONTEXT_LENGTH: one of its blocks holds none
 BUSY_LIMIT = 10.0  # percent of all cores
 
 
@@ -57,7 +56,8 @@ def base_spec(options: argparse.Namespace, target: Path, clients: int, cache_tok
     if options.is_async and options.engine != "vllm":
         raise ValueError(f"--async is of vLLM, found --engine {options.engine}: add --engine vllm, or leave it out")
     plain = plain_spec(options.engine, target, options.device, options.threads, clients, cache_tokens)
-    return replace(plain, head=resolve_head(options.head, target), is_async=options.is_async)
+    head = resolve_head(options.head, target)
+    return replace(plain, head=head, is_async=options.is_async, extra_flags=options.engine_flags)
 
 
 def plain_spec(

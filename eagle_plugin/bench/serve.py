@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import signal
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,11 +13,13 @@ from rich.console import Console
 from rich.markup import escape
 
 from eagle_plugin.bench.choices import (
+    ENGINE_FLAGS,
     TARGET,
     add_model_options,
     check_engine,
     chosen_device,
     parse_shape,
+    parse_with_engine_flags,
     resolve_head,
     resolve_target,
 )
@@ -26,8 +27,8 @@ from eagle_plugin.bench.engines import ENGINES
 from eagle_plugin.bench.progress import Steps
 from eagle_plugin.bench.public_heads import public_head
 from eagle_plugin.bench.servers import Server, ServerError, check_worker, sigterm_as_exit
-from eagle_plugin.bench.spec import ServerSpec
-from eagle_plugin.common.command_line import Parser, port_number
+from eagle_plugin.bench.spec import CACHE_TOKENS, CONTEXT, SPARE_TOKENS, ServerSpec
+from eagle_plugin.common.command_line import Parser, port_number, positive_number
 from eagle_plugin.common.errors import UserError
 from eagle_plugin.models import PUBLIC
 
@@ -36,15 +37,16 @@ Start a stock engine's OpenAI server on 127.0.0.1, with the plugin or (--plain) 
 until Ctrl-C. Without options it serves a small model with the draft head that comes with eagle-plugin. With the name of
 a public model it fetches the target and a head for it from the Hugging Face hub.
 """
-EXAMPLES = """\
+EXAMPLES = f"""\
 examples:
   eagle-plugin serve                                     prints the address and a curl command
   eagle-plugin serve gpt-oss-20b                         a public model and its head (eagle-plugin models list)
   eagle-plugin serve --target TARGET --head HEAD -- --chunked-prefill-size 2048
   eagle-plugin serve --plain --target TARGET --port 30000 --concurrency 64       a target for `data generate`
 
-Flags after -- are passed to the engine and override ours. A server of your own needs none of this: the plugin serves
-whatever is started with the engine's speculative flags (README.md).
+{ENGINE_FLAGS}
+A server of your own needs none of this: the plugin serves whatever is started with the engine's speculative flags
+(README.md).
 """
 
 
@@ -61,11 +63,12 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--concurrency", type=int, default=8, help="requests served at a time; others wait (default: 8)"
     )
+    parser.add_argument(
+        "--context", type=positive_number, default=CONTEXT, metavar="N",
+        help=f"tokens of a request, prompt and answer together (default: {CONTEXT}, on every device)",
+    )  # fmt: skip
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder of logs/ (default: out)")
-    given = list(sys.argv[1:] if argv is None else argv)
-    end = given.index("--") if "--" in given else len(given)
-    options = parser.parse_args(given[:end])
-    options.engine_flags = given[end + 1 :]
+    options = parse_with_engine_flags(parser, argv)
     if options.model is not None:
         if options.target != TARGET:
             parser.error(f"NAME is {options.model} and --target {options.target}; leave one of them out")
@@ -91,7 +94,9 @@ def server_spec(options: argparse.Namespace, target: Path) -> ServerSpec:
             shape=options.shape or ENGINES[options.engine].plugin_shape(head),
             dtype=options.dtype,
             threads=options.threads,
-            extra_flags=tuple(options.engine_flags),
+            context_length=options.context,
+            max_total_tokens=max(CACHE_TOKENS, options.context + SPARE_TOKENS),
+            extra_flags=options.engine_flags,
         )
         .for_concurrency(options.concurrency)
         .alone()

@@ -15,6 +15,10 @@ Mode = Literal["plain", "builtin", "plugin"]
 EngineName = Literal["sglang", "vllm"]
 TOKENS_PER_REQUEST = 640  # a prompt of usual length and its answer; while the cache is full, requests wait
 
+CONTEXT = 2048  # tokens of a request, prompt and answer, unless the user says otherwise
+CACHE_TOKENS = 16384
+SPARE_TOKENS = 512  # vLLM starts only with more than one request of the context: one of its blocks holds none
+
 
 @dataclass(frozen=True)
 class ServerSpec:
@@ -29,12 +33,12 @@ class ServerSpec:
     device: str = "cpu"
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     threads: int | None = None  # OpenMP threads; None: the engine and the caller's environment decide
-    context_length: int = 2048
-    max_total_tokens: int = 16384  # of the cache; 0: as many as there is memory for
+    context_length: int = CONTEXT
+    max_total_tokens: int = CACHE_TOKENS  # of the cache; 0: as many as there is memory for
     max_running_requests: int = 8
     memory_fraction: float | None = 0.3  # of a GPU, for weights and cache; None: the engine's choice
     is_async: bool = False  # of vLLM's plugin: asynchronous scheduling on a CPU too
-    extra_flags: tuple[str, ...] = ()
+    extra_flags: tuple[str, ...] = ()  # of the engine; they come last, and override those above
     environment: Mapping[str, str] = field(default_factory=dict)
     python: Path = Path(sys.executable)  # the interpreter of the environment in which the engine is installed
     directory: Path | None = None  # the working directory; `python -m` puts it first on the module path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from rich.markup import escape
 
 from eagle_plugin.bench.progress import Steps
 from eagle_plugin.bench.questions import Question
-from eagle_plugin.bench.servers import Server, check_worker
+from eagle_plugin.bench.servers import Server, check_worker, child_environment
 from eagle_plugin.bench.spec import ServerSpec
 from eagle_plugin.bench.turns import Name, warm_up
 
@@ -41,6 +42,8 @@ def wait_all(servers: Mapping[Name, Server], specs: Mapping[Name, ServerSpec], s
 @contextlib.contextmanager
 def serving(specs: Mapping[Name, ServerSpec], logs: Path, steps: Steps) -> Iterator[dict[Name, Server]]:
     """The servers are ready and paused. One whose policy measures costs as it starts comes alone, after the others."""
+    for spec in specs.values():  # what cannot be served is refused before the first of them loads its target
+        child_environment(spec, os.environ)
     together = {name: spec for name, spec in specs.items() if not _measures_costs(spec)}
     with contextlib.ExitStack() as stack:
         servers: dict[Name, Server] = {}

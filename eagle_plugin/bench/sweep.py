@@ -11,10 +11,12 @@ from rich.console import Console
 from rich.table import Table
 
 from eagle_plugin.bench.choices import (
+    ENGINE_FLAGS,
     add_model_options,
     check_engine,
     chosen_device,
     parse_shape,
+    parse_with_engine_flags,
     resolve_head,
     resolve_target,
 )
@@ -85,7 +87,7 @@ def sweep_table(results: Sequence[ShapeResult], title: str) -> Table:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure all shapes and print the table."""
-    parser = Parser(prog="eagle-plugin bench", description=__doc__)
+    parser = Parser(prog="eagle-plugin bench", description=__doc__, epilog=ENGINE_FLAGS)
     add_model_options(parser)
     parser.add_argument(
         "--mode", choices=["builtin", "plugin"], default="builtin", help="whose worker to tune (default: builtin)"
@@ -95,14 +97,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--max-tokens", type=int, default=96, help="tokens per answer (default: 96)")
     parser.add_argument("--threads", type=int, help="OpenMP threads of every server")
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder of logs/ (default: out)")
-    options = parser.parse_args(argv)
+    options = parse_with_engine_flags(parser, argv)
     steps = Steps(Console())
 
     def command() -> int:
         check_engine(options.engine, options.device)
         target, device = resolve_target(options.target, steps.console), chosen_device(options.device)
         threads = options.threads or ENGINES[options.engine].default_threads(usable_cores())
-        plain = ServerSpec(target=target, mode="plain", engine=options.engine, device=device, threads=threads)
+        plain = ServerSpec(
+            target=target,
+            mode="plain",
+            engine=options.engine,
+            device=device,
+            threads=threads,
+            extra_flags=options.engine_flags,
+        )
         fixed = {"EAGLE_POLICY": "fixed"}  # the shape itself is measured, not what a policy makes of it
         candidate = replace(plain, mode=options.mode, head=resolve_head(options.head, target), environment=fixed)
         repeats = assign_rounds(read_questions(question_files()))[: options.rounds]

@@ -59,7 +59,16 @@ def command(spec: ServerSpec, port: int) -> list[str]:
 
 
 def environment(spec: ServerSpec, base: Mapping[str, str]) -> dict[str, str]:
-    """No telemetry; the route that empties the prefix cache; the threads of the worker."""
+    """No telemetry; the route that empties the prefix cache; the threads of the worker.
+
+    ValueError for the plugin on a GPU without EAGLE_PLUGIN=force, before a target is loaded for nothing.
+    """
+    found = base.get("EAGLE_PLUGIN")
+    if spec.mode == "plugin" and spec.device == "cuda" and found != "force":
+        raise ValueError(
+            f"on a GPU the plugin serves in vLLM only with EAGLE_PLUGIN=force, found {found!r}: set it before this "
+            "command (docs/gpu.md says what no GPU has run yet), or give --device cpu"
+        )
     added = {"VLLM_NO_USAGE_STATS": "1", "VLLM_SERVER_DEV_MODE": "1"}
     # A server may be paused in the middle of a step, while others are measured for longer than vLLM's five minutes.
     added["VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS"] = "86400"

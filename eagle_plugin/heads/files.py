@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import errno
 import json
+import shlex
 import stat
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -149,7 +150,7 @@ def read_tensors(folder: str | Path) -> dict[str, StoredTensor]:
 
     Raises:
         HeadError: there is no safetensors file, a shard is missing, a header is corrupt, or two shards contradict each
-            other.
+            other; `LeftToEngine` where the weights are pickles.
     """
     tensors: dict[str, StoredTensor] = {}
     for path in _weight_files(Path(folder)):
@@ -192,13 +193,22 @@ def _weight_files(folder: Path) -> list[Path]:
         return [folder / name for name in names]
     files = sorted(folder.glob("*.safetensors"))
     if not files:
-        pickles = sorted(p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth"))
-        found = f"only {', '.join(pickles)}" if pickles else "no weights at all"
-        raise HeadError(
-            f"{folder} has {found}, wanted model.safetensors; "
-            "convert the weights with safetensors.torch.save_file (pickled files are never loaded)"
-        )
+        if pickles := sorted(p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt")):
+            raise LeftToEngine(  # both engines load these
+                f"{folder} has only {', '.join(pickles)}, wanted model.safetensors: the plugin serves no pickles, "
+                f"which can run code; convert the weights with: {_conversion(folder, pickles)}"
+            )
+        raise HeadError(f"{folder} has no weights, wanted model.safetensors; copy the checkpoint again")
     return files
+
+
+def _conversion(folder: Path, pickles: list[str]) -> str:
+    """A shell command that writes the tensors of these files to model.safetensors and runs no code of theirs."""
+    code = (
+        f"import safetensors.torch as s, torch; s.save_file({{k: v.clone() for f in {json.dumps(pickles)} for k, v in "
+        'torch.load(f, "cpu", weights_only=True).items()}, "model.safetensors")'
+    )
+    return f"cd {shlex.quote(str(folder))} && python -c {shlex.quote(code)}"
 
 
 def read_mask_token(config: dict[str, Any], where: Path | str = "config.json of the head") -> int | None:

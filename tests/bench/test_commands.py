@@ -7,15 +7,19 @@ from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 
-from eagle_plugin.bench import choices, demo, serve
+from eagle_plugin.bench import cell_run, choices, demo, serve, speed, startup, sweep
 from eagle_plugin.bench.choices import parse_shape
 from eagle_plugin.bench.engines import ENGINES
 from eagle_plugin.bench.preparation import base_spec
+from eagle_plugin.bench.progress import Steps
 from eagle_plugin.bench.questions import read_questions
-from eagle_plugin.bench.servers import ServerError
+from eagle_plugin.bench.servers import ServerError, child_environment
+from eagle_plugin.bench.serving import trace_command
 from eagle_plugin.bench.serving.configs import config_specs
 from eagle_plugin.bench.spec import ServerSpec
+from eagle_plugin.cli import main
 from eagle_plugin.common.devices import DeviceError
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.models.shipped import HEAD, question_files
@@ -31,7 +35,7 @@ def test_shapes_are_read_and_refused():
 
 def test_flags_after_the_dashes_go_to_the_engine():
     options = serve.parse(["--port", "7", "--", "--chunked-prefill-size", "64"])
-    assert options.port == 7 and options.engine_flags == ["--chunked-prefill-size", "64"]
+    assert options.port == 7 and options.engine_flags == ("--chunked-prefill-size", "64")
 
 
 def test_curl_example_is_one_command():
@@ -100,7 +104,7 @@ def test_commands_serve_on_a_gpu_if_there_is_one(has_gpu, tmp_path, monkeypatch)
     found = serve.server_spec(serve.parse(["--plain"]), tmp_path)
     asked = serve.server_spec(serve.parse(["--plain", "--device", "cpu"]), tmp_path)
     assert (found.device, asked.device) == ("cuda" if has_gpu else "cpu", "cpu")
-    options = argparse.Namespace(engine="vllm", device=None, head=HEAD, threads=1, is_async=True)
+    options = argparse.Namespace(engine="vllm", device=None, head=HEAD, threads=1, is_async=True, engine_flags=())
     base = base_spec(options, tmp_path, 4, 100)
     assert base.device == found.device and base.drafts == str(base.shape)
     assert replace(base, mode="plugin").drafts == f"{base.shape} async"
@@ -180,3 +184,61 @@ def test_the_tree_is_the_engines_and_the_heads(tmp_path):
     assert shape(parallel, "--engine", "sglang", "--steps", "3", "--draft-tokens", "9") == (3, 4, 9)
     specs = config_specs(ServerSpec(target=tmp_path, mode="plain", head=parallel, engine="vllm"))
     assert specs["plugin"].shape == specs["fixed"].shape == (5, 4, 6) and specs["builtin_chain"].shape == (2, 1, 3)
+
+
+TP = ("--tensor-parallel-size", "2")
+
+
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [
+        ("demo", []),
+        ("bench", []),
+        ("bench-serving", ["--prompts", "chat"]),
+        ("bench-serving --trace", []),
+        ("benchmark", ["--sets", "shipped"]),
+    ],
+)
+def test_flags_after_two_dashes_reach_every_server(name, more, tmp_path, monkeypatch, capsys):
+    """Of all the servers that a comparison starts: the plain one has the same flags as those with drafts."""
+    specs: dict[object, ServerSpec] = {}
+
+    def stop(found: dict[object, ServerSpec], *_: object) -> None:
+        specs.update(found)
+        raise ServerError("stopped")
+
+    for folder in ("target", "head"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "config.json").write_text("{}")
+    monkeypatch.setattr(choices, "_is_installed", lambda engine: True)
+    for module in (speed, sweep, cell_run, trace_command):
+        monkeypatch.setattr(module, "serving", stop)
+    positional = [str(tmp_path / "target")] if name == "benchmark" else ["--target", str(tmp_path / "target")]
+    given = [*positional, "--head", str(tmp_path / "head"), "--engine", "vllm", "--device", "cpu"]
+    assert main([*name.split(), *given, *more, "--out", str(tmp_path / "out"), "--", *TP]) == 1
+    assert "stopped" in capsys.readouterr().out and specs
+    for spec in specs.values():
+        assert tuple(ENGINES["vllm"].command(spec, 1)[-2:]) == TP
+
+
+def test_the_context_of_serve(tmp_path):
+    """2,048 tokens unless --context says otherwise; the cache of a CPU holds one such request."""
+    found = serve.server_spec(serve.parse(["--plain", "--device", "cpu"]), tmp_path)
+    assert (found.context_length, found.max_total_tokens) == (2048, 16384)
+    found = serve.server_spec(serve.parse(["--plain", "--device", "cpu", "--context", "32768"]), tmp_path)
+    assert found.context_length == 32768 < found.max_total_tokens
+
+
+def test_the_plugin_in_vllm_on_a_gpu_is_forced_or_refused_at_once(tmp_path, monkeypatch):
+    """Before a server loads its target: without EAGLE_PLUGIN=force vLLM's own worker would serve."""
+    spec = ServerSpec(tmp_path, "plugin", tmp_path, engine="vllm", device="cuda")
+    monkeypatch.delenv("EAGLE_PLUGIN", raising=False)
+    with (
+        pytest.raises(ValueError, match="in vLLM only with EAGLE_PLUGIN=force, found None: set it"),
+        startup.serving({"plain": replace(spec, mode="plain"), "plugin": spec}, tmp_path / "logs", Steps(Console())),
+    ):
+        pass
+    assert not (tmp_path / "logs").exists()
+    assert child_environment(spec, {"EAGLE_PLUGIN": "force"})["EAGLE_PLUGIN"] == "force"
+    child_environment(replace(spec, mode="plain"), {})
+    child_environment(replace(spec, device="cpu"), {})

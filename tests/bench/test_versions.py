@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 
 from benchmarks import versions
 from benchmarks.engine_tests import END
-from benchmarks.versions import BEGIN, ENVIRONMENTS, ROOT, Document, Row, docs_table, run_tests, write_docs
+from benchmarks.versions import BEGIN, ENVIRONMENTS, ROOT, Document, Row, docs_table, run_tests, with_names, write_docs
 from eagle_plugin.sglang.version import TESTED as SGLANG
 from eagle_plugin.vllm.version import TESTED as VLLM
 
@@ -42,6 +43,9 @@ def test_the_documents_table_is_of_the_tested_releases() -> None:
     for name, tested in (("SGLang", SGLANG), ("vLLM", VLLM)):
         assert all(f"| {name} {version} |" in table for version in tested)
     assert "**failed**" not in table
+    assert with_names(table) == table, "count them anew: python benchmarks/versions.py --names"
+    stale = re.sub(r"\| \d+ \|", "| 1 |", table)
+    assert stale != table and with_names(stale) == table
     assert len(ENVIRONMENTS) == len(SGLANG) + len(VLLM)
 
 

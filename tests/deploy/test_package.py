@@ -79,6 +79,28 @@ def test_the_other_files_can_be_used(made) -> None:
     assert "digests.json" in (made / "README.md").read_text()
 
 
+def test_the_plugin_serves_in_the_container_and_can_be_watched(made) -> None:
+    """vLLM leaves a GPU to its own worker without EAGLE_PLUGIN=force; `watch` and `deploy` read SGLang's metrics."""
+    (container,) = next(yaml.safe_load_all((made / "kubernetes.yaml").read_text()))["spec"]["template"]["spec"][
+        "containers"
+    ]
+    set_in_kubernetes = {"name": "EAGLE_PLUGIN", "value": "force"} in container["env"]
+    set_in_docker = "\nENV EAGLE_PLUGIN=force\n" in (made / "Dockerfile").read_text()
+    is_vllm = json.loads((made / "package.json").read_text())["engine"]["name"] == "vllm"
+    assert set_in_kubernetes == set_in_docker == is_vllm
+    assert ("EAGLE_PLUGIN=0` the engine serves alone" in (made / "README.md").read_text()) == is_vllm
+    assert ("--enable-metrics" in (made / "serve.sh").read_text()) == (not is_vllm)
+
+
+def test_a_probe_waits_for_the_answer(made) -> None:
+    """SGLang's /health generates a token and sleeps for a second, which is Kubernetes' own limit."""
+    (container,) = next(yaml.safe_load_all((made / "kubernetes.yaml").read_text()))["spec"]["template"]["spec"][
+        "containers"
+    ]
+    probes = [value for key, value in container.items() if key.endswith("Probe")]
+    assert len(probes) == 2 and all(probe["timeoutSeconds"] >= 5 for probe in probes)
+
+
 def test_the_versions_are_the_tested_ones() -> None:
     assert (ENGINES["sglang"].version, ENGINES["vllm"].version) == (sglang.TESTED[-1], vllm.TESTED[-1])
     assert all(engine.image.endswith(f":v{engine.version}") for engine in ENGINES.values())

@@ -8,6 +8,7 @@ from wild_heads import ACCEPTED, AUX, CONVERTED, D, H, Layout, V, llama, specula
 OTHER_CLASS = ("which vLLM looks up as", "the plugin serves")
 NO_PARAMETER = ("no parameter", "does not start", "eagle-plugin export")
 EXPORT = ("is not a Llama draft head", "eagle-plugin export")  # SGLang cannot take it as it is, the export can
+PICKLE = ("only pytorch_model.bin", "wanted model.safetensors", "the plugin serves no pickles", "convert")
 MODELOPT = {
     "use_aux_hidden_state": True,
     "use_input_layernorm_in_first_layer": True,
@@ -54,9 +55,9 @@ LAYOUTS: dict[str, Layout] = {
         "SafeAILab/EAGLE README: most of its heads are one pytorch_model.bin, a pickle",
         llama("LlamaForCausalLM"),
         lambda r: r.eagle3(),
-        ("only pytorch_model.bin", "wanted model.safetensors", "convert"),
-        ("only pytorch_model.bin", "wanted model.safetensors", "convert"),
-        vllm=("only pytorch_model.bin", "wanted model.safetensors", "convert"),
+        PICKLE,
+        PICKLE,
+        vllm=PICKLE,
     ),
     "official EAGLE-1 and EAGLE-2": Layout(
         "names in sgl-project/sglang#5773: layers.0, no norm before it, fc without a bias, a copy of the embedding",

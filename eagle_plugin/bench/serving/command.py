@@ -10,7 +10,7 @@ from rich.console import Console
 
 from eagle_plugin.bench.cell_run import begin_run, identify
 from eagle_plugin.bench.cells import make_plan
-from eagle_plugin.bench.choices import check_engine, resolve_target
+from eagle_plugin.bench.choices import ENGINE_FLAGS, check_engine, parse_with_engine_flags, resolve_target
 from eagle_plugin.bench.measurement import Measured
 from eagle_plugin.bench.outcome import exit_status
 from eagle_plugin.bench.outputs import StealCount, facts_of, report_path, settings_of
@@ -52,14 +52,16 @@ prompts (--prompts):
 Without --temperatures and --prompts: mixed prompts at T 0 for every number of clients, mixed prompts at T 0.7 for
 1, 8 and 32, and long prompts at T 0 for 1 and 4. With one of them: every combination of what is named.
 """
-EXAMPLES = """
+EXAMPLES = f"""
 examples:
   eagle-plugin bench-serving --quick
   eagle-plugin bench-serving --target TARGET --head HEAD --concurrency 1 8 --configs plain builtin_chain plugin
   eagle-plugin bench-serving --prompts code chat --temperatures 0 0.7 --repeats 3
   eagle-plugin bench-serving --resume       continue after an interruption
   eagle-plugin bench-serving --trace        load that rises and falls; see --trace --help
-"""
+  eagle-plugin bench-serving --target TARGET --head HEAD -- --tp-size 2
+
+{ENGINE_FLAGS}"""
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -80,7 +82,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--resume", action="store_true", help="keep what an interrupted run with the same options measured"
     )
     parser.add_argument("--trace", action="store_true", help="the trace instead of the cells; --trace --help explains")
-    return parser.parse_args(argv)
+    return parse_with_engine_flags(parser, argv)
 
 
 def run(options: argparse.Namespace, steps: Steps) -> None:

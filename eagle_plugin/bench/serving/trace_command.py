@@ -11,7 +11,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from eagle_plugin.bench.choices import check_engine, parse_shape, resolve_target
+from eagle_plugin.bench.choices import (
+    ENGINE_FLAGS,
+    check_engine,
+    parse_shape,
+    parse_with_engine_flags,
+    resolve_target,
+)
 from eagle_plugin.bench.drawing import GREY, draw_points, finish_axes, new_figure, save_figure
 from eagle_plugin.bench.engines import ENGINES
 from eagle_plugin.bench.outcome import exit_status
@@ -59,7 +65,9 @@ examples:
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The trace's options."""
-    parser = Parser(prog="eagle-plugin bench-serving --trace", description=EXPLANATION, epilog=EXAMPLES)
+    parser = Parser(
+        prog="eagle-plugin bench-serving --trace", description=EXPLANATION, epilog=f"{EXAMPLES}\n{ENGINE_FLAGS}"
+    )
     add_server_options(parser)
     parser.add_argument(
         "--shapes",
@@ -71,7 +79,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--repeats", type=at_least(1), metavar="N", help=f"of the trace (default: {REPEATS})")
     parser.add_argument("--quick", action="store_true", help="1, 8 and 1 clients, once: a trial, not a result")
-    return parser.parse_args(argv)
+    return parse_with_engine_flags(parser, argv)
 
 
 def run(options: argparse.Namespace, steps: Steps) -> TraceReport:

@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -14,9 +15,11 @@ from rich.markup import escape
 from eagle_plugin.bench.cell_run import begin_run, identify
 from eagle_plugin.bench.cells import Cell, Plan
 from eagle_plugin.bench.choices import (
+    ENGINE_FLAGS,
     add_device_option,
     check_engine,
     default_engine,
+    parse_with_engine_flags,
     resolve_head,
     resolve_target,
 )
@@ -57,12 +60,13 @@ and with the trained head. One server at a time answers and the others are pause
 Every repeat measures all of them, in another order each time. The result is
 OUT/states.json; `eagle-plugin report OUT` makes a page of it.
 """
-EPILOG = """\
+EPILOG = f"""\
 examples:
   eagle-plugin benchmark TARGET --head out/head/head --prompts out/head/prompts.jsonl --out out/benchmark
   eagle-plugin benchmark TARGET --head NEW --base-head OLD --concurrency 1 4 16 --engine vllm --out out/benchmark
   eagle-plugin benchmark TARGET --head NEW --sets shipped --concurrency 1 --repeats 3 --out out/trial    a short trial
   eagle-plugin benchmark TARGET --head NEW --aiperf --out out/benchmark  and the same load by aiperf
+  eagle-plugin benchmark TARGET --head NEW --out out/benchmark -- --tensor-parallel-size 2
   eagle-plugin benchmark ... --resume                                    continue after an interruption
 
 TTFT: time to the first token. TPOT: (end - first token) / (tokens - 1) of a request. ITL: time between two chunks of
@@ -70,7 +74,7 @@ a stream; with speculation a chunk has several tokens, so ITL is longer than TPO
 request, 1 / TPOT. --prompts: a file of `eagle-plugin data prepare`; its prompts of split val are asked if it has any.
 
 The defaults are 180 measurements: 4 numbers of clients, 3 sets, 5 repeats, 3 servers.
-"""
+{ENGINE_FLAGS}"""
 
 
 def run(options: argparse.Namespace, steps: Steps) -> StatesReport:
@@ -96,6 +100,7 @@ def run(options: argparse.Namespace, steps: Steps) -> StatesReport:
     plan = Plan(cells, answer_tokens=options.max_tokens)
     tokens = plan.max_concurrency * (max(found.longest for found in sets.values()) + TEMPLATE_TOKENS + answer)
     plain = plain_spec(options.engine, target, options.device, options.threads, plan.max_concurrency, tokens, context)
+    plain = replace(plain, extra_flags=options.engine_flags)
     specs = state_specs(plain, head, base_head, options.worker)
     heads = {state: head_facts(spec.head) for state, spec in specs.items() if spec.head is not None}
     path, questions = options.out / STATES_FILE, {name: found.questions for name, found in sets.items()}
@@ -172,7 +177,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--out", type=Path, default=Path("out/benchmark"), metavar="DIR", help="folder of states.json (%(default)s)")
     add("--aiperf", nargs="?", const="", metavar="PATH", help="measure every cell once more by aiperf (docs)")
     add("--resume", action="store_true", help="keep what an interrupted run with the same options measured")
-    options = parser.parse_args(argv)
+    options = parse_with_engine_flags(parser, argv)
     options.command = tuple(sys.argv[2:] if argv is None else argv)  # the arguments that the report tells
     return options
 

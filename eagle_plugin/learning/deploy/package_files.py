@@ -22,6 +22,7 @@ class Engine(NamedTuple):
     image: str
     port: int
     command: str  # of serve.sh; $target and $here are set, and refused if JSON could not hold $here
+    environment: dict[str, str]  # without which the plugin does not serve on the GPU of a container
 
 
 ENGINES = {
@@ -31,7 +32,8 @@ ENGINES = {
         30000,
         "exec python3 -m sglang.launch_server --model-path \"$target\" \\\n"
         "    --speculative-algorithm {algorithm} --speculative-draft-model-path \"$here/head\" \\\n"
-        '    --host "$host" --port "$port" "$@"',
+        '    --host "$host" --port "$port" --enable-metrics "$@"',
+        {},
     ),
     "vllm": Engine(
         VLLM[-1],
@@ -41,6 +43,7 @@ ENGINES = {
         '    --speculative-config "{{\\"method\\": \\"{method}\\", \\"model\\": \\"$here/head\\", '
         '\\"num_speculative_tokens\\": 5}}" \\\n'
         '    --host "$host" --port "$port" "$@"',
+        {"EAGLE_PLUGIN": "force"},
     ),
 }  # fmt: skip
 SCRIPT = """\
@@ -65,7 +68,7 @@ fi
 {command}
 """
 DOCKERFILE = """\
-# The engine with the plugin and this head. Put the plugin's wheel into this folder first, then:
+# The engine with the plugin and this head. Put the plugin's wheel (EAGLE_BUILD=cuda make wheel) into this folder, then:
 #   docker build -t {name} .
 FROM {image}
 COPY eagle_plugin-{plugin}-*.whl /tmp/
@@ -73,7 +76,7 @@ RUN python3 -m pip install --no-cache-dir /tmp/eagle_plugin-{plugin}-*.whl
 COPY . /package
 # A container has an address of its own, so the server listens on all of them.
 ENV HOST=0.0.0.0 PORT={port} TARGET={target}
-EXPOSE {port}
+{environment}EXPOSE {port}
 ENTRYPOINT ["/package/serve.sh"]
 """
 README = """\
@@ -110,14 +113,21 @@ plugin: the engine's own EAGLE.
 
 ## In a container
 
-Copy the plugin's wheel into this folder, run `docker build -t {name} .`, and mount the target:
+Copy the plugin's wheel (`EAGLE_BUILD=cuda make wheel`) into this folder, run `docker build -t {name} .`, and mount the
+target:
 
 ```
 docker run --rm --gpus all --shm-size 1g -p 127.0.0.1:{port}:{port} -v /folder/of/the/target:{mounted}:ro {name}
 ```
 
+{forced}\
 For Kubernetes, push the image, correct `image` in `kubernetes.yaml`, and run `kubectl apply -f kubernetes.yaml`. It
 asks for one GPU.
+"""
+FORCED = """\
+In the container `EAGLE_PLUGIN` is `force`: on a GPU the plugin serves in {engine} only with it. With
+`-e EAGLE_PLUGIN=0` the engine serves alone.
+
 """
 MOUNTED = "/models/target"
 
@@ -149,14 +159,19 @@ def package_files(manifest: dict[str, Any], target: Path | None) -> dict[str, st
     return {
         "package.json": json.dumps(manifest, indent=1) + "\n",
         "serve.sh": SCRIPT.format(port=engine.port, target=folder, command=command),
-        "Dockerfile": DOCKERFILE.format(target=mounted, **values),
-        "kubernetes.yaml": _kubernetes(name, engine.port, mounted, target is not None),
+        "Dockerfile": DOCKERFILE.format(
+            target=mounted,
+            environment="".join(f"ENV {key}={value}\n" for key, value in engine.environment.items()),
+            **values,
+        ),
+        "kubernetes.yaml": _kubernetes(name, engine, mounted, target is not None),
         "README.md": README.format(
             target=manifest["target"]["name"],
             where=shown,
             mounted=mounted,
             learnt=_learnt(manifest["head"].get("training") or {}),
             verdict=verdict or "No benchmark is in this package.",
+            forced=FORCED.format(**values) if engine.environment else "",
             **values,
         ),
     }
@@ -178,18 +193,20 @@ def _cell(value: object) -> str:
     return re.sub(r"([\\`*_\[\]|<>#])", r"\\\1", " ".join(str(value).split()))
 
 
-def _kubernetes(name: str, port: int, mounted: str, volume: bool) -> str:
+def _kubernetes(name: str, engine: Engine, mounted: str, volume: bool) -> str:
     """A Deployment of one server with one GPU, and its Service."""
-    labels = {"app": name}
-    probe = {"httpGet": {"path": "/health", "port": port}}
+    labels, port = {"app": name}, engine.port
+    # SGLang answers /health after it has generated a token, which takes more than the second that Kubernetes waits.
+    probe = {"httpGet": {"path": "/health", "port": port}, "periodSeconds": 10, "timeoutSeconds": 10}
+    variables = {"TARGET": mounted, **engine.environment}
     container: dict[str, Any] = {
         "name": "server",
         "image": f"{name}:1",
-        "env": [{"name": "TARGET", "value": mounted}],
+        "env": [{"name": key, "value": value} for key, value in variables.items()],
         "ports": [{"containerPort": port}],
         "resources": {"limits": {"nvidia.com/gpu": 1}},
-        "startupProbe": probe | {"periodSeconds": 10, "failureThreshold": 180},
-        "readinessProbe": probe | {"periodSeconds": 10},
+        "startupProbe": probe | {"failureThreshold": 180},
+        "readinessProbe": probe,
         "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}],
     }
     volumes: list[dict[str, Any]] = [{"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}}]

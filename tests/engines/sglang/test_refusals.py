@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from head_edits import config, put, tensors
+from safetensors.torch import load_file
 from serving import generate, serving, tiny_spec
 from tiny_models import tiny_eagle3_head, tiny_llama
 from wild_heads import write
@@ -169,6 +170,26 @@ def test_what_sglang_serves_never_ends_the_start(check_launch, tiny_target, tiny
     assert support.unsupported_reasons(None, runner) == [os.environ[LEFT]]
     check_launch(tiny_target, tiny_eagle3)  # of the next engine in this process
     assert support.unsupported_reasons(None, runner) == []
+
+
+def test_a_pickle_is_left_to_sglang_with_the_command_that_converts_it(
+    check_launch, tiny_target, tiny_eagle3, tmp_path, monkeypatch
+):
+    """SGLang loads it; `eagle-plugin check` says no, and once the command of the sentence has run the plugin serves."""
+    monkeypatch.delenv(LEFT, raising=False)
+    head = tmp_path / "a 'head'"
+    shutil.copytree(tiny_eagle3, head)
+    weights = load_file(head / "model.safetensors")
+    torch.save(weights, head / "pytorch_model.bin")
+    (head / "model.safetensors").unlink()
+    with pytest.raises(HeadError, match=r"has only pytorch_model\.bin, wanted model\.safetensors"):
+        check_head(tiny_target, head, algorithm="EAGLE3")
+    check_launch(tiny_target, head)
+    command = os.environ[LEFT].partition("convert the weights with: ")[2].replace("python", sys.executable, 1)
+    subprocess.run(command, shell=True, check=True)
+    assert all(map(torch.equal, load_file(head / "model.safetensors").values(), weights.values()))
+    check_launch(tiny_target, head)
+    assert LEFT not in os.environ
 
 
 def test_a_leftover_quantisation_ends_the_start_on_a_cpu(check_launch, tiny_target, tiny_eagle3, tmp_path, caplog):

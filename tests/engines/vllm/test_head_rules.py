@@ -71,7 +71,17 @@ def float_table(folder: Path) -> None:
     put("d2t", torch.zeros(290))(folder)
 
 
-LEFT = {"quantised weights": int8_weights, "a table of floats": float_table, "a token twice": head_rows.one_token_twice}
+def pickled_weights(folder: Path) -> None:
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+
+
+LEFT = {
+    "quantised weights": int8_weights,
+    "a table of floats": float_table,
+    "a token twice": head_rows.one_token_twice,
+    "a pickle": pickled_weights,
+}
 REFUSED: dict[str, tuple[Edit, str]] = {
     "a layer beyond the target": (config(**{AUX: [2, 4, 9]}), "aux layer ids .*wanted different ones from 0 to 8"),
     "a layer twice": (config(**{AUX: [2, 4, 4]}), "aux layer ids .*wanted different ones"),
