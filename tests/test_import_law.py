@@ -60,6 +60,7 @@ LAW: dict[str, set[str]] = {
     "learning.deploy": {"heads", "models", "bench", "learning.data.traffic", "sglang.version", "vllm.version"},
     # The other sub-commands run in processes of their own.
     "learning.jobs": {
+        "collect.settings",  # the forms of stored states
         "learning.data",
         "bench",
         "bench.states",

@@ -58,7 +58,15 @@ def test_default_shapes(draft_tokens: int, shape: tuple[int, int, int]) -> None:
 
 @pytest.mark.parametrize(
     ("draft_tokens", "shape"),
-    [(1, (1, 1, 2)), (2, (2, 2, 3)), (3, (3, 1, 4)), (5, (3, 2, 6)), (7, (4, 2, 8)), (15, (5, 3, 16)), (63, (7, 4, 64))],
+    [
+        (1, (1, 1, 2)),
+        (2, (2, 2, 3)),
+        (3, (3, 1, 4)),
+        (5, (3, 2, 6)),
+        (7, (4, 2, 8)),
+        (15, (5, 3, 16)),
+        (63, (7, 4, 64)),
+    ],
 )
 def test_default_shapes_of_a_gpu_are_deeper(draft_tokens: int, shape: tuple[int, int, int]) -> None:
     assert shape_for(draft_tokens, on_gpu=True) == shape
