@@ -118,6 +118,9 @@ def describe_block(
         raise HeadError(f"{folder} is a {kind} drafter, but {chosen}; serve it with {engine.flag(kind)}")
     for key in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size"):
         read_size(config, key, folder / "config.json")
+    if (act := config.get("hidden_act", "silu")) != "silu":
+        error = HeadError if engine.reads_tables or act != "swigluoai" else LeftToEngine  # SGLang's class has both
+        raise error(f"{folder} has hidden_act {act!r}, wanted silu; use a drafter with a plain silu MLP")
     vocabulary, hidden = target["vocab_size"], config["hidden_size"]
     wide = config.get("target_hidden_size") or hidden
     for key, found, wanted in (

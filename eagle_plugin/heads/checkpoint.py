@@ -35,6 +35,7 @@ from eagle_plugin.heads.other_layouts import refuse_other_layout
 from eagle_plugin.heads.suspicions import suspicions
 from eagle_plugin.heads.target_config import read_target_config
 
+LLAMA4_MLP = 16384
 BYTES = {"BF16": 2, "F16": 2, "F32": 4}
 
 
@@ -195,6 +196,9 @@ def _check_dimensions(
     target: dict[str, Any], config: dict[str, Any], folder: Path, stored: EagleFormat, misread: Judge
 ) -> None:
     """Compare the sizes in config.json with each other and with the target's; add the engine's defaults to config."""
+    if stored.reads_aux_layers and config.get("model_type") == "llama4_text":
+        # SGLang's EAGLE-3 layer reads this key for this type; the default is that of transformers.
+        config["intermediate_size"] = config.get("intermediate_size_mlp", LLAMA4_MLP)
     for key in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size"):
         read_size(config, key, folder / "config.json")
     heads = config["num_attention_heads"]

@@ -119,6 +119,8 @@ def _check_computable(config: dict[str, Any], weights: dict[str, Tensor], kind: 
     biases = [name for name in weights if name.endswith(".bias") and name not in kind.stored_biases]
     if config.get("model_type", "llama") != "llama":
         found = f"model_type {config['model_type']!r}; train a head of Llama layers"
+    elif (act := config.get("hidden_act") or "silu") != "silu":
+        found = f"hidden_act {act!r}, with which no engine computes a head, wanted silu; train a new head"
     elif config.get("norm_before_residual"):
         found = "norm_before_residual true, which SGLang's class cannot compute; train a new head"
     elif config.get("embed_requires_grad"):

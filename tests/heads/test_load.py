@@ -142,6 +142,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], Weights, str]] = {
     "own embedding": ("eagle3", {"embed_requires_grad": True}, {}, "an embedding of its own"),
     "bias": ("eagle3", {}, {"layers.0.self_attn.q_proj.bias": torch.ones(64)}, "q_proj.bias"),
     "layers": ("eagle3", {"model_type": "qwen3"}, {}, "model_type 'qwen3'"),
+    "activation": ("eagle3", {"hidden_act": "gelu"}, {}, "hidden_act 'gelu', with which no engine"),
     "target": ("eagle3", {"vocab_size": 500}, {}, "vocab_size 500, but the target has 512"),
     "norms": ("peagle", {}, {"layers.1.input_layernorm.weight": torch.zeros(64)}, "different layers.1.hidden_norm"),
     "mask token": ("peagle", {"mask_token_id": None, "ptd_token_id": None}, {}, "mask_hidden but no mask_token_id"),

@@ -92,9 +92,15 @@ def make_objective(settings: TrainRecipe, head: DraftHead, readout: Readout, dev
 
     Raises:
         HeadError: heads of this kind are not trained.
-        TrainError: the head's window or block does not fit the draft steps, or the recipe's loss has keys of others.
+        TrainError: the head's window or block does not fit the draft steps, the recipe's loss has keys of others, or
+            the device does not compute in its dtype.
     """
     method = method_of(head)
+    if method.packs and device.type == "cuda" and settings.dtype == "float32":
+        raise TrainError(
+            f"dtype is float32, in which a head of kind {head.kind} is not trained on a GPU, wanted bfloat16; leave the "
+            "key out, or set device to cpu"
+        )
     if head.window is not None and head.window <= settings.depths:
         raise TrainError(
             f"the head sees {head.window} keys and a phase has {settings.depths} draft steps, wanted a window of more "

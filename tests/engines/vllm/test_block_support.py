@@ -99,6 +99,7 @@ REFUSED: dict[str, tuple[Edit, str]] = {
     "layers of another number": (options(target_layer_ids=[1, 3]), "fc.weight of shape"),
     "no block": (config(block_size=1), "block_size 1"),
     "a missing tensor": (drop("layers.1.self_attn.k_norm.weight"), "not layers.1.self_attn.k_norm.weight"),
+    "another activation": (config(hidden_act="gelu"), "hidden_act 'gelu', wanted silu"),
     "a missing layer": (config(num_hidden_layers=3), "num_hidden_layers 3"),
     "no numbers": (tensors(lambda t: t["norm.weight"].fill_(torch.nan)), "norm.weight"),
     "another shape": (put("norm.weight", torch.ones(32)), "norm.weight of shape"),

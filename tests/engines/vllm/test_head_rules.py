@@ -71,7 +71,14 @@ def float_table(folder: Path) -> None:
     put("d2t", torch.zeros(290))(folder)
 
 
-LEFT = {"quantised weights": int8_weights, "a table of floats": float_table, "a token twice": head_rows.one_token_twice}
+LAST_STATE = config(eagle_config={"use_aux_hidden_state": False})
+LEFT: dict[str, Edit] = {
+    "quantised weights": int8_weights,
+    "a table of floats": float_table,
+    "a token twice": head_rows.one_token_twice,
+    "the last hidden state": lambda folder: (LAST_STATE(folder), drop("fc.weight")(folder)),
+    "the last hidden state beside an fc": LAST_STATE,  # which vLLM's class does not read
+}
 REFUSED: dict[str, tuple[Edit, str]] = {
     "a layer beyond the target": (config(**{AUX: [2, 4, 9]}), "aux layer ids .*wanted different ones from 0 to 8"),
     "a layer twice": (config(**{AUX: [2, 4, 4]}), "aux layer ids .*wanted different ones"),
@@ -79,6 +86,8 @@ REFUSED: dict[str, tuple[Edit, str]] = {
     "no table": (config(draft_vocab_size=32), "drafts from 32 of 290 tokens but has no d2t"),
     "a missing tensor": (drop("fc.weight"), "no fc.weight"),
     "a missing matrix": (drop("midlayer.mlp.up_proj.weight"), "not layers.0.mlp.up_proj.weight"),
+    "no width of the target": (config(target_hidden_size=None), "target_hidden_size None, but the target's"),
+    "another activation": (config(hidden_act="gelu"), "hidden_act 'gelu', which vLLM's draft MLP cannot do"),
     "another shape": (put("norm.weight", torch.ones(3)), r"norm.weight of shape \[3\], wanted \[290\]"),
 }
 
