@@ -26,6 +26,7 @@ from eagle_plugin.heads.checkpoint import check_shapes, check_values, size_of
 from eagle_plugin.heads.description import HeadDescription, read_head
 from eagle_plugin.heads.files import HeadError, LeftToEngine, check_mask_token, read_size, text_config
 from eagle_plugin.heads.other_layouts import SLIDING
+from eagle_plugin.heads.suspicions import part_of_rotation
 from eagle_plugin.heads.target_config import read_target_config
 from eagle_plugin.heads.vllm_rules import draft_vocabulary
 
@@ -172,7 +173,8 @@ def describe_block(
 
 def block_warnings(head_dir: str | Path, draft_tokens: int, engine: Engine = VLLM) -> list[str]:
     """Sentences for the log about a drafter that will be served with so many drafted tokens per round."""
-    head, warnings = read_head(head_dir), []
+    head = read_head(head_dir)
+    warnings = list(part_of_rotation(head))
     rows, first, own = block_rows(head.config), first_row(head.written), 1 - engine.counted
     if rows is not None and rows - first > draft_tokens:
         warnings.append(
