@@ -51,7 +51,6 @@ class Engine(NamedTuple):
         """Its own name of a kind."""
         return kind.upper() if self.name == "SGLang" else kind
 
-
     def finds_mask(self, kind: str, config: dict[str, Any]) -> bool:
         """Whether it finds the token of the masks elsewhere than under mask_token_id."""
         if self.name == "SGLang":
@@ -199,8 +198,8 @@ def block_warnings(head_dir: str | Path, draft_tokens: int, engine: Engine = VLL
         )
     if head.config.get(NOT_CAUSAL) is False and head.config.get("is_causal") is None and is_causal(head.config):
         warnings.append(
-            f"{head_dir} has {NOT_CAUSAL} false, with which vLLM lets a row of the block see only the rows before it in "
-            "layers without windows too; if these were trained with the whole block, the drafts are poor"
+            f"{head_dir} has {NOT_CAUSAL} false, with which vLLM lets a row of the block see only the rows before it "
+            "in layers without windows too; if these were trained with the whole block, the drafts are poor"
         )
     unread = [] if engine.reads_tables else [name for name in TABLES if name in head.by_parameter()]
     if unread:
@@ -280,7 +279,9 @@ def _target_layers(options: dict[str, Any], count: int, folder: Path, where: str
     """The layers whose output the drafter reads."""
     ids = options.get("target_layer_ids")
     if ids is None:
-        raise LeftToEngine(f"{folder} has no target_layer_ids, wanted them in {where}: engines have defaults of their own")
+        raise LeftToEngine(
+            f"{folder} has no target_layer_ids, wanted them in {where}: engines have defaults of their own"
+        )
     if (
         not isinstance(ids, list)
         or not ids

@@ -31,8 +31,8 @@ from eagle_plugin.heads.files import (
 from eagle_plugin.heads.formats import EagleFormat, refuse_mask_without_features
 from eagle_plugin.heads.kinds import ALGORITHMS, HEADS, HeadSpec, spec_of_tensors
 from eagle_plugin.heads.manifest import compare_target
-from eagle_plugin.heads.other_layouts import refuse_other_layout, rope_options
-from eagle_plugin.heads.suspicions import suspicions
+from eagle_plugin.heads.other_layouts import refuse_other_layout
+from eagle_plugin.heads.suspicions import dynamic_rotation, suspicions
 from eagle_plugin.heads.target_config import read_target_config
 
 LLAMA4_MLP = 16384
@@ -115,7 +115,7 @@ def check_head(target_dir: str | Path, head_dir: str | Path, *, algorithm: str, 
         warnings=(
             *suspicions(head, target_dir),
             *_compare_lengths(target, config, folder),
-            *_dynamic_rotation(config, folder),
+            *dynamic_rotation(head),
             *_name_unknown(tensors, {*wanted, *spec.format.known_tensors(config)}, spec, folder),
             *(compare_target(head.manifest, target_dir, folder) if head.manifest is not None else ()),
         ),
@@ -277,17 +277,6 @@ def _compare_lengths(target: dict[str, Any], config: dict[str, Any], folder: Pat
     return [
         f"{folder} has max_position_embeddings {own}, below the target's {wanted}, with which SGLang does not "
         f"start unless --context-length is at most {own}; write {wanted} into the head's config.json"
-    ]
-
-
-def _dynamic_rotation(config: dict[str, Any], folder: Path) -> list[str]:
-    options = rope_options(config)
-    if options.get("rope_type", options.get("type")) != "dynamic":
-        return []
-    return [
-        f"{folder} rotates positions with the type dynamic, for which SGLang scales the base of all positions, and "
-        "trainers and vLLM only that of positions beyond max_position_embeddings, so that its drafts are poor; set the "
-        "type to default in the head's config.json if its contexts are within that length"
     ]
 
 

@@ -109,9 +109,20 @@ def part_of_rotation(head: HeadDescription) -> Iterator[str]:
     found = rope_options(head.config).get("partial_rotary_factor")
     if found not in (None, 1) and head.config.get("partial_rotary_factor") is None:
         yield (
-            f"{head.folder} has partial_rotary_factor {found} inside its rotary options alone: vLLM rotates this part of "
-            "each attention head, and SGLang all of it; write the key at the top of config.json too if the head was "
+            f"{head.folder} has partial_rotary_factor {found} inside its rotary options alone: vLLM rotates this part "
+            "of each attention head, and SGLang all of it; write the key at the top of config.json too if the head was "
             "trained with it, else remove it"
+        )
+
+
+def dynamic_rotation(head: HeadDescription) -> Iterator[str]:
+    """Positions that SGLang alone rotates otherwise."""
+    options = rope_options(head.config)
+    if options.get("rope_type", options.get("type")) == "dynamic":
+        yield (
+            f"{head.folder} rotates positions with the type dynamic, for which SGLang scales the base of all positions, "
+            "and trainers and vLLM only that of positions beyond max_position_embeddings, so that its drafts are poor; "
+            "set the type to default in the head's config.json if its contexts are within that length"
         )
 
 

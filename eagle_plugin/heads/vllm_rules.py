@@ -98,7 +98,8 @@ def describe_head(
 def captured_layers(head: HeadDescription, target: dict[str, Any]) -> tuple[int, ...]:
     """The layers of a target (its whole config.json) whose input vLLM captures for an EAGLE-3 head, in their order.
 
-    As its V1 model runner reads config.json: V2 does not read ids in eagle_config (`_other_meanings`). One more than the last layer is its output, before the final norm.
+    As its V1 model runner reads config.json: V2 does not read ids in eagle_config (`_other_meanings`). One more
+    than the last layer is its output, before the final norm.
 
     Raises:
         HeadError: the target does not have them, or the head was exported for others.
@@ -250,10 +251,10 @@ def _other_meanings(
         meant, default = sglang_layers(architecture, in_eagle_config, count), engines_default(count)
         if {meant, default} != {layers}:
             yield (
-                f"{head.folder} names its aux layers in eagle_config alone: vLLM's V1 model runner captures the inputs of "
-                f"layers {list(layers)}, its V2 model runner those of {list(default)}, its default, and SGLang those of "
-                f"{list(meant)} for the same ids; find out which it was trained on with eagle-plugin check, and write "
-                "both keys with eagle-plugin export --aux-layers"
+                f"{head.folder} names its aux layers in eagle_config alone: vLLM's V1 model runner captures the inputs "
+                f"of layers {list(layers)}, its V2 model runner those of {list(default)}, its default, and SGLang "
+                f"those of {list(meant)} for the same ids; find out which it was trained on with eagle-plugin check, "
+                "and write both keys with eagle-plugin export --aux-layers"
             )
     if layers and "lm_head.weight" not in tensors:
         size, vocabulary = head.config.get("draft_vocab_size"), text_config(target)["vocab_size"]

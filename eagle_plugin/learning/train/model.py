@@ -99,8 +99,8 @@ def make_objective(settings: TrainRecipe, head: DraftHead, readout: Readout, dev
     method = method_of(head)
     if method.packs and device.type == "cuda" and settings.dtype == "float32":
         raise TrainError(
-            f"dtype is float32, in which a head of kind {head.kind} is not trained on a GPU, wanted bfloat16; leave the "
-            "key out, or set device to cpu"
+            f"dtype is float32, in which a head of kind {head.kind} is not trained on a GPU, wanted bfloat16; leave "
+            "the key out, or set device to cpu"
         )
     if head.window is not None and head.window <= settings.depths:
         raise TrainError(

@@ -57,9 +57,7 @@ class Teacher:
                 self.in_draft = inside
         self.drop, self.top_k = oov == "drop", top_k
 
-    def read(
-        self, last: Tensor, tokens: Tensor, tile: int, whole: bool = False
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def read(self, last: Tensor, tokens: Tensor, tile: int, whole: bool = False) -> tuple[Tensor, Tensor, Tensor]:
         """Return logits over D [R, D], what they are normalised by [R], and the most probable draft token [R] or -1.
 
         last [R, H], tokens [R] int64: what came next in the data. Without the rest of the vocabulary (mode "draft"),
