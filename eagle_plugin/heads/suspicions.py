@@ -118,10 +118,10 @@ def part_of_rotation(head: HeadDescription) -> Iterator[str]:
 def dynamic_rotation(head: HeadDescription) -> Iterator[str]:
     """Positions that SGLang alone rotates otherwise."""
     options = rope_options(head.config)
-    if options.get("rope_type", options.get("type")) == "dynamic":
+    if options.get("rope_type", options.get("type")) == "dynamic" and "alpha" not in options:
         yield (
-            f"{head.folder} rotates positions with the type dynamic, for which SGLang scales the base of all positions, "
-            "and trainers and vLLM only that of positions beyond max_position_embeddings, so that its drafts are poor; "
+            f"{head.folder} rotates positions with the type dynamic, of which SGLang scales the base of all positions, "
+            "and neither vLLM nor trainers that of those below max_position_embeddings, so that its drafts are poor; "
             "set the type to default in the head's config.json if its contexts are within that length"
         )
 

@@ -84,5 +84,5 @@ def test_dynamic_positions_of_sglang(tiny_eagle3_reduced: Path, tiny_target: Pat
     shutil.copytree(tiny_eagle3_reduced, folder)
     rotary(rope_type="dynamic", factor=4.0)(folder)
     (warning,) = check_head(tiny_target, folder, algorithm="EAGLE3").warnings
-    assert "the type dynamic, for which SGLang scales the base of all positions" in warning
+    assert "the type dynamic, of which SGLang scales the base of all positions" in warning
     assert "the type dynamic" not in " ".join(describe_head(tiny_target, folder).warnings)
