@@ -71,14 +71,7 @@ def float_table(folder: Path) -> None:
     put("d2t", torch.zeros(290))(folder)
 
 
-LAST_STATE = config(eagle_config={"use_aux_hidden_state": False})
-LEFT: dict[str, Edit] = {
-    "quantised weights": int8_weights,
-    "a table of floats": float_table,
-    "a token twice": head_rows.one_token_twice,
-    "the last hidden state": lambda folder: (LAST_STATE(folder), drop("fc.weight")(folder)),
-    "the last hidden state beside an fc": LAST_STATE,  # which vLLM's class does not read
-}
+LEFT = {"quantised weights": int8_weights, "a table of floats": float_table, "a token twice": head_rows.one_token_twice}
 REFUSED: dict[str, tuple[Edit, str]] = {
     "a layer beyond the target": (config(**{AUX: [2, 4, 9]}), "aux layer ids .*wanted different ones from 0 to 8"),
     "a layer twice": (config(**{AUX: [2, 4, 4]}), "aux layer ids .*wanted different ones"),
@@ -90,6 +83,19 @@ REFUSED: dict[str, tuple[Edit, str]] = {
     "another activation": (config(hidden_act="gelu"), "hidden_act 'gelu', which vLLM's draft MLP cannot do"),
     "another shape": (put("norm.weight", torch.ones(3)), r"norm.weight of shape \[3\], wanted \[290\]"),
 }
+
+
+def last_state_beside_an_fc(folder: Path) -> None:
+    """Which vLLM's class then does not read."""
+    config(eagle_config={"use_aux_hidden_state": False})(folder)
+
+
+def last_state(folder: Path) -> None:
+    last_state_beside_an_fc(folder)
+    drop("fc.weight")(folder)
+
+
+LEFT |= {"the last hidden state": last_state, "the last hidden state beside an fc": last_state_beside_an_fc}
 
 
 @pytest.mark.parametrize("case", LEFT)
