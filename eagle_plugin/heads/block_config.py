@@ -21,6 +21,9 @@ MARKOV_ARCHITECTURE = "Qwen3DSparkModel"
 ARCHITECTURES = {METHOD: ARCHITECTURE, MARKOV: MARKOV_ARCHITECTURE}  # that the plugin writes and serves
 
 
+NOT_CAUSAL = "sliding_window_non_causal"  # of speculators
+
+
 def is_block_drafter(config: dict[str, Any]) -> bool:
     """Whether this config.json is of a block drafter, of whatever engine and kind."""
     names = config.get("architectures")
@@ -50,6 +53,8 @@ def options_of(config: dict[str, Any]) -> dict[str, Any]:
         if isinstance(layers := config.get("aux_hidden_state_layer_ids"), list):
             found.setdefault("target_layer_ids", [i - 1 if type(i) is int else i for i in layers])
         found.setdefault("sample_from_anchor", config.get("sample_from_anchor", False))
+        if config["speculators_model_type"] == METHOD:
+            found["causal"] = not config.get(NOT_CAUSAL, True)  # of all layers, as vLLM reads it
     elif kind_of(config) == MARKOV:
         at_top: dict[str, Any] = {key: config[key] for key in ("mask_token_id", "target_layer_ids") if key in config}
         found = at_top | found
@@ -87,7 +92,9 @@ def without_confidence(tensors: Mapping[str, T]) -> dict[str, T]:
 def is_causal(config: dict[str, Any]) -> bool:
     """Whether a row of the block sees only the rows up to its own, as vLLM reads it where no layer has a window.
 
-    SGLang reads `is_causal` alone, and that only beside `layer_types`.
+    SGLang reads `is_causal` alone, and that only beside `layer_types`. In a config.json of speculators vLLM reads it
+    among the keys of the layers alone.
     """
-    found = config.get("is_causal")
+    inner = config.get("transformer_layer_config")
+    found = (inner if isinstance(inner, dict) else config).get("is_causal")
     return bool(options_of(config).get("causal") if found is None else found)

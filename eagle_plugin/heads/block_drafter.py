@@ -14,6 +14,7 @@ from eagle_plugin.heads.block_config import (
     MARKOV,
     METHOD,
     METHODS,
+    NOT_CAUSAL,
     block_rows,
     first_row,
     is_block_drafter,
@@ -26,6 +27,7 @@ from eagle_plugin.heads.checkpoint import check_shapes, check_values, size_of
 from eagle_plugin.heads.description import HeadDescription, read_head
 from eagle_plugin.heads.files import HeadError, LeftToEngine, check_mask_token, read_size, text_config
 from eagle_plugin.heads.other_layouts import SLIDING
+from eagle_plugin.heads.suspicions import part_of_rotation
 from eagle_plugin.heads.target_config import read_target_config
 from eagle_plugin.heads.vllm_rules import draft_vocabulary
 
@@ -49,7 +51,14 @@ class Engine(NamedTuple):
         """Its own name of a kind."""
         return kind.upper() if self.name == "SGLang" else kind
 
+    def finds_mask(self, kind: str, config: dict[str, Any]) -> bool:
+        """Whether it finds the token of the masks elsewhere than under mask_token_id."""
+        if self.name == "SGLang":
+            return kind == METHOD  # by its text, in the tokenizer
+        return any(config.get(key) is not None for key in ("dspark_noise_token_id", "pard_token", "ptd_token_id"))
 
+
+EMBEDDING = "embed_tokens.weight"
 VLLM = Engine(
     name="vLLM",
     chosen="--speculative-config has method {}",
@@ -118,7 +127,16 @@ def describe_block(
         raise HeadError(f"{folder} is a {kind} drafter, but {chosen}; serve it with {engine.flag(kind)}")
     for key in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size"):
         read_size(config, key, folder / "config.json")
+    if (act := config.get("hidden_act", "silu")) != "silu":
+        error = HeadError if engine.reads_tables or act != "swigluoai" else LeftToEngine  # SGLang's class has both
+        raise error(f"{folder} has hidden_act {act!r}, wanted silu; use a drafter with a plain silu MLP")
     vocabulary, hidden = target["vocab_size"], config["hidden_size"]
+    tensors = head.by_parameter()
+    if kind == MARKOV and engine.reads_tables and config["vocab_size"] > vocabulary and EMBEDDING in tensors:
+        raise LeftToEngine(
+            f"{folder} has vocab_size {config['vocab_size']}, above the target's {vocabulary}, and its own embedding: "
+            "only drafters of the target's vocabulary are served"
+        )
     wide = config.get("target_hidden_size") or hidden
     for key, found, wanted in (
         ("vocab_size", config["vocab_size"], vocabulary),
@@ -132,7 +150,8 @@ def describe_block(
     token = options.get("mask_token_id", config.get("mask_token_id"))
     where = "config.json" if kind == MARKOV else "dflash_config"
     if type(token) is not int:
-        raise HeadError(f"{folder} has mask_token_id {token!r}, wanted a whole number in {where}")
+        error = LeftToEngine if token is None and engine.finds_mask(kind, config) else HeadError
+        raise error(f"{folder} has mask_token_id {token!r}, wanted a whole number in {where}")
     check_mask_token(token, vocabulary, f"{folder} has mask_token_id")
     layers = _target_layers(options, target["num_hidden_layers"], folder, where)
     if not engine.reads_tables:
@@ -147,7 +166,6 @@ def describe_block(
             f"{folder} has num_hidden_layers {config['num_hidden_layers']} in config.json and the weights of "
             f"{head.num_layers} layer(s); copy the config.json of the drafter"
         )
-    tensors = head.by_parameter()
     wanted_tensors = dict(tensors_of_layers(config, len(layers) * wide))
     size = draft_vocabulary(head, tensors, vocabulary) if engine.reads_tables else vocabulary
     if engine.reads_tables and "lm_head.weight" in tensors:
@@ -169,13 +187,19 @@ def describe_block(
 
 def block_warnings(head_dir: str | Path, draft_tokens: int, engine: Engine = VLLM) -> list[str]:
     """Sentences for the log about a drafter that will be served with so many drafted tokens per round."""
-    head, warnings = read_head(head_dir), []
+    head = read_head(head_dir)
+    warnings = list(part_of_rotation(head))
     rows, first, own = block_rows(head.config), first_row(head.written), 1 - engine.counted
     if rows is not None and rows - first > draft_tokens:
         warnings.append(
             f"{head_dir} has block_size {rows}, and {engine.tokens} {draft_tokens + own} makes blocks of "
             f"{draft_tokens + first} tokens, as in {engine.name} itself; the drafts are those that it was trained for "
             f"from {engine.tokens} {rows - first + own} on"
+        )
+    if head.config.get(NOT_CAUSAL) is False and head.config.get("is_causal") is None and is_causal(head.config):
+        warnings.append(
+            f"{head_dir} has {NOT_CAUSAL} false, with which vLLM lets a row of the block see only the rows before it "
+            "in layers without windows too; if these were trained with the whole block, the drafts are poor"
         )
     unread = [] if engine.reads_tables else [name for name in TABLES if name in head.by_parameter()]
     if unread:
@@ -233,7 +257,11 @@ def _served_kind(head: HeadDescription, options: dict[str, Any], engine: Engine)
         ),
         (options.get("attention_sink_bias") or config.get("add_swa_attention_sink_bias"), "attention sinks: not yet"),
         *(
-            (not engine.reads_tables and options.get(key), f"{key} in dflash_config: only plain drafters are served")
+            (
+                # Of a Markov head this value only repeats the kind.
+                not engine.reads_tables and options.get(key) and (kind, options[key]) != (MARKOV, "dspark"),
+                f"{key} in dflash_config: only plain drafters are served",
+            )
             for key in ("projector_type", "conv_kernel_size", "selector_rank", "shift_label")
         ),
         (
@@ -250,6 +278,10 @@ def _served_kind(head: HeadDescription, options: dict[str, Any], engine: Engine)
 def _target_layers(options: dict[str, Any], count: int, folder: Path, where: str) -> tuple[int, ...]:
     """The layers whose output the drafter reads."""
     ids = options.get("target_layer_ids")
+    if ids is None:
+        raise LeftToEngine(
+            f"{folder} has no target_layer_ids, wanted them in {where}: engines have defaults of their own"
+        )
     if (
         not isinstance(ids, list)
         or not ids

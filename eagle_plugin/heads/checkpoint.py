@@ -32,9 +32,10 @@ from eagle_plugin.heads.formats import EagleFormat, refuse_mask_without_features
 from eagle_plugin.heads.kinds import ALGORITHMS, HEADS, HeadSpec, spec_of_tensors
 from eagle_plugin.heads.manifest import compare_target
 from eagle_plugin.heads.other_layouts import refuse_other_layout
-from eagle_plugin.heads.suspicions import suspicions
+from eagle_plugin.heads.suspicions import dynamic_rotation, suspicions
 from eagle_plugin.heads.target_config import read_target_config
 
+LLAMA4_MLP = 16384
 BYTES = {"BF16": 2, "F16": 2, "F32": 4}
 
 
@@ -114,6 +115,7 @@ def check_head(target_dir: str | Path, head_dir: str | Path, *, algorithm: str, 
         warnings=(
             *suspicions(head, target_dir),
             *_compare_lengths(target, config, folder),
+            *dynamic_rotation(head),
             *_name_unknown(tensors, {*wanted, *spec.format.known_tensors(config)}, spec, folder),
             *(compare_target(head.manifest, target_dir, folder) if head.manifest is not None else ()),
         ),
@@ -195,6 +197,9 @@ def _check_dimensions(
     target: dict[str, Any], config: dict[str, Any], folder: Path, stored: EagleFormat, misread: Judge
 ) -> None:
     """Compare the sizes in config.json with each other and with the target's; add the engine's defaults to config."""
+    if stored.reads_aux_layers and config.get("model_type") == "llama4_text":
+        # SGLang's EAGLE-3 layer reads this key for this type; the default is that of transformers.
+        config["intermediate_size"] = config.get("intermediate_size_mlp", LLAMA4_MLP)
     for key in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size"):
         read_size(config, key, folder / "config.json")
     heads = config["num_attention_heads"]

@@ -16,8 +16,8 @@ from eagle_plugin.heads.files import HeadError, text_config
 from eagle_plugin.heads.filling import copy_if_alike, fill
 from eagle_plugin.heads.layers import MLP, Attention, KeyValues, RMSNorm
 from eagle_plugin.heads.mask_token import mask_token_of_new
-from eagle_plugin.heads.other_layouts import rope_sections
-from eagle_plugin.heads.target_config import read_target_config
+from eagle_plugin.heads.other_layouts import partial_rotation, rope_sections
+from eagle_plugin.heads.target_config import read_target_config, refuse_scaled_embedding
 from eagle_plugin.heads.target_files import TargetFiles
 from eagle_plugin.heads.target_table import default_aux_layers
 from eagle_plugin.heads.vocabulary import check_draft_ids, with_vocabulary
@@ -149,6 +149,7 @@ class DFlashHead(DraftHead):
 
     @classmethod
     def create(cls, values: dict[str, Any], target: TargetFiles, options: NewHeadOptions) -> Self:
+        refuse_scaled_embedding(target.config, target.folder)
         aux = default_aux_layers(target.num_layers) if options.aux_layers is None else options.aux_layers
         check_read_layers(aux, target.num_layers)
         ids = torch.arange(target.vocab_size) if options.draft_ids is None else options.draft_ids
@@ -183,7 +184,7 @@ class DFlashHead(DraftHead):
             "is_neox_style": "false" if config.get("is_neox_style") is False else None,
             "logit_scale": config.get("logit_scale"),
             "mrope_section": rope_sections(config),
-            "partial_rotary_factor": config.get("partial_rotary_factor"),
+            "partial_rotary_factor": partial_rotation(config),
             "use_gemma_norm": "true" if config.get("use_gemma_norm") else None,
         }
         found = next((key for key, value in unread.items() if value not in (None, 1)), None)

@@ -121,6 +121,7 @@ def head_config(head: DraftHead, target_dir: str | Path, dtype: torch.dtype) -> 
     """The config.json of a head, valid for both engines on this target."""
     config = head.config
     rope: dict[str, Any] = dict(config.rope_parameters or {})
+    rope.pop("partial_rotary_factor", None)  # 1, which vLLM alone would read there
     scaling = {key: value for key, value in rope.items() if key != "rope_theta"}
     values: dict[str, Any] = {"architectures": list(head.spec.architectures), "model_type": "llama"}
     values |= {key: getattr(config, key) for key in SHAPE_KEYS}

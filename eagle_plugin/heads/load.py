@@ -20,7 +20,13 @@ from eagle_plugin.heads.files import DTYPES, HeadError, count_layers, layer_conf
 from eagle_plugin.heads.formats import refuse_mask_without_features
 from eagle_plugin.heads.interpretations import Interpretation, read_interpretations
 from eagle_plugin.heads.kinds import find_spec
-from eagle_plugin.heads.other_layouts import refuse_other_layout, rope_options, rope_sections, without_sections
+from eagle_plugin.heads.other_layouts import (
+    partial_rotation,
+    refuse_other_layout,
+    rope_options,
+    rope_sections,
+    without_sections,
+)
 from eagle_plugin.heads.target_files import TargetFiles
 
 # Copies of the target's tensors that speculators keeps beside the head for its training.
@@ -119,6 +125,8 @@ def _check_computable(config: dict[str, Any], weights: dict[str, Tensor], kind: 
     biases = [name for name in weights if name.endswith(".bias") and name not in kind.stored_biases]
     if config.get("model_type", "llama") != "llama":
         found = f"model_type {config['model_type']!r}; train a head of Llama layers"
+    elif (act := config.get("hidden_act") or "silu") != "silu":
+        found = f"hidden_act {act!r}, with which no engine computes a head, wanted silu; train a new head"
     elif config.get("norm_before_residual"):
         found = "norm_before_residual true, which SGLang's class cannot compute; train a new head"
     elif config.get("embed_requires_grad"):
@@ -139,8 +147,8 @@ def _check_computable(config: dict[str, Any], weights: dict[str, Tensor], kind: 
             f"alpha {rope_options(config)['alpha']} in rope_scaling, which engines apply and AngelSlim's trainer does "
             "not; set rope_scaling to null if that trainer wrote the head"
         )
-    elif config.get("partial_rotary_factor") not in (None, 1):
-        found = f"partial_rotary_factor {config['partial_rotary_factor']}, wanted 1; train a head that rotates all"
+    elif (part := partial_rotation(config)) is not None:
+        found = f"partial_rotary_factor {part}, wanted 1; train a head that rotates all"
     else:
         return
     raise HeadError(f"{folder} has {found}")

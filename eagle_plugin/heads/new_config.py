@@ -13,7 +13,6 @@ Norms = Literal["3.0", "3.1", "before_fc"]
 # The RoPE variants that transformers and both engines compute alike, and their keys.
 ROPE_KEYS = {
     "linear": ("factor",),
-    "dynamic": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
     "yarn": ("factor", "beta_fast", "beta_slow", "original_max_position_embeddings"),
 }
@@ -107,7 +106,7 @@ def read_rope(config: dict[str, Any]) -> dict[str, Any]:
     """The RoPE of a head on a target with this config.json, as transformers' `rope_parameters`.
 
     Both spellings are read (rope_theta and rope_scaling, or rope_parameters). Variants that the engines compute in
-    ways of their own, such as multimodal or partial RoPE, become plain RoPE: a head learns with the
+    ways of their own, such as multimodal, partial or dynamic RoPE, become plain RoPE: a head learns with the
     positions that it is given.
     """
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}

@@ -169,6 +169,12 @@ def rope_options(config: Mapping[str, Any]) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
+def partial_rotation(config: Mapping[str, Any]) -> float | None:
+    """The part of a head's dimension that config.json rotates, under either name; None: all of it."""
+    found = [values.get("partial_rotary_factor") for values in (config, rope_options(config))]
+    return next((value for value in found if value not in (None, 1)), None)
+
+
 def rope_sections(config: Mapping[str, Any]) -> list[int] | None:
     """The parts of a head's dimension that rotate by time, height and width of an image; None for text alone."""
     return rope_options(config).get("mrope_section")

@@ -33,6 +33,7 @@ def suspicions(head: HeadDescription, target_dir: str | Path) -> list[str]:
         *_foreign_embedding(head, tensors, Path(target_dir)),
         *_contradicting_tables(head, tensors),
         *_other_rope(head, text_config(read_config(target_dir))),
+        *part_of_rotation(head),
         *_leftover_quantisation(head),
     ]
 
@@ -100,6 +101,28 @@ def _other_rope(head: HeadDescription, target: dict[str, Any]) -> Iterator[str]:
             f"{head.folder} rotates positions with rope_theta {own or DEFAULT_ROPE_THETA:g}"
             f"{'' if own else ', the default of the engines'}, its target with {wanted:g}; if the head was trained "
             "with the target's, as most are, write that into its config.json"
+        )
+
+
+def part_of_rotation(head: HeadDescription) -> Iterator[str]:
+    """A part that one engine rotates and the other does not read."""
+    found = rope_options(head.config).get("partial_rotary_factor")
+    if found not in (None, 1) and head.config.get("partial_rotary_factor") is None:
+        yield (
+            f"{head.folder} has partial_rotary_factor {found} inside its rotary options alone: vLLM rotates this part "
+            "of each attention head, and SGLang all of it; write the key at the top of config.json too if the head was "
+            "trained with it, else remove it"
+        )
+
+
+def dynamic_rotation(head: HeadDescription) -> Iterator[str]:
+    """Positions that SGLang alone rotates otherwise."""
+    options = rope_options(head.config)
+    if options.get("rope_type", options.get("type")) == "dynamic" and "alpha" not in options:
+        yield (
+            f"{head.folder} rotates positions with the type dynamic, of which SGLang scales the base of all positions, "
+            "and neither vLLM nor trainers that of those below max_position_embeddings, so that its drafts are poor; "
+            "set the type to default in the head's config.json if its contexts are within that length"
         )
 
 

@@ -33,6 +33,16 @@ def read_target_config(folder: str | Path) -> dict[str, Any]:
     return config
 
 
+def refuse_scaled_embedding(target: dict[str, Any], folder: Path) -> None:
+    """Raise HeadError for a target for which no block drafter is trained; target: its whole config.json."""
+    kind = str(text_config(target).get("model_type"))
+    if kind.startswith("gemma4"):
+        raise HeadError(
+            f"{folder} has model_type {kind}, for which no block drafter is trained: SGLang gives it the target's "
+            "embeddings times the root of hidden_size, and vLLM without this factor; train an EAGLE-3 head"
+        )
+
+
 def _of_class(folder: str | Path, keys: list[str]) -> dict[str, Any]:
     """What the class of this target's config has for keys that its file leaves out; {} where transformers has no such
     class."""

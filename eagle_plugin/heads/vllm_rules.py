@@ -47,6 +47,11 @@ def describe_head(
     if head.quantised:
         name = head.quantised[0]
         raise LeftToEngine(f"{head.folder} has {name} as {head.stored[name].dtype}: only plain weights are served")
+    if method != "eagle" and _reads_last_state(head):
+        raise LeftToEngine(
+            f"{head.folder} has use_aux_hidden_state false in eagle_config: heads that read the last hidden state are "
+            "served by vLLM's own worker alone"
+        )
     spec = check_fits(target_dir, head)
     if method not in (None, spec.method):
         raise HeadError(
@@ -55,6 +60,7 @@ def describe_head(
         )
     target, name, config = read_target_config(target_dir), class_name(head, spec.method), class_config(head)
     vocabulary = text_config(target)["vocab_size"]
+    _check_class(head, config, target)
     layers = captured_layers(head, target) if spec.format.reads_aux_layers else ()
     tensors = head.by_parameter()
     size = draft_vocabulary(head, tensors, vocabulary) if spec.format.reads_aux_layers else vocabulary
@@ -92,12 +98,13 @@ def describe_head(
 def captured_layers(head: HeadDescription, target: dict[str, Any]) -> tuple[int, ...]:
     """The layers of a target (its whole config.json) whose input vLLM captures for an EAGLE-3 head, in their order.
 
-    One more than the last layer is its output, before the final norm.
+    As its V1 model runner reads config.json: V2 does not read ids in eagle_config (`_other_meanings`). One more
+    than the last layer is its output, before the final norm.
 
     Raises:
         HeadError: the target does not have them, or the head was exported for others.
     """
-    if (head.config.get("eagle_config") or {}).get("use_aux_hidden_state", True) is False:
+    if _reads_last_state(head):
         return ()
     count = text_config(target)["num_hidden_layers"]
     in_eagle_config, top_level = head.aux_ids
@@ -114,6 +121,27 @@ def captured_layers(head: HeadDescription, target: dict[str, Any]) -> tuple[int,
             f"would capture {list(layers)} by its config.json; export the head again"
         )
     return layers
+
+
+def _reads_last_state(head: HeadDescription) -> bool:
+    """Whether an EAGLE-3 head reads the target's last hidden state, without an fc, in place of aux hidden states."""
+    eagle = head.config.get("eagle_config") or {}
+    return head.spec is not None and head.spec.format.reads_aux_layers and not eagle.get("use_aux_hidden_state", True)
+
+
+def _check_class(head: HeadDescription, config: dict[str, Any], target: dict[str, Any]) -> None:
+    """Refuse values with which vLLM's class ends the start; config: `class_config`."""
+    if config.get("hidden_act", "silu") != "silu":
+        raise HeadError(
+            f"{head.folder} has hidden_act {config['hidden_act']!r}, which vLLM's draft MLP cannot do (wanted silu); "
+            "train the head with a plain silu MLP"
+        )
+    speculators, key = head.written.get("speculators_model_type"), "target_hidden_size"
+    if speculators is None and head.written.get(key, 1) is None:
+        raise HeadError(
+            f"{head.folder} has {key} None, but the target's hidden_size is {text_config(target)['hidden_size']}; "
+            "remove the key from the head's config.json, or write this number"
+        )
 
 
 def count_aux(target_dir: str | Path, head_dir: str | Path) -> int | None:
@@ -220,12 +248,13 @@ def _other_meanings(
     in_eagle_config, top_level = head.aux_ids
     if layers and in_eagle_config and not top_level and head.manifest is None:
         architecture, count = (target.get("architectures") or ["?"])[0], text_config(target)["num_hidden_layers"]
-        meant = sglang_layers(architecture, in_eagle_config, count)
-        if meant != layers:
+        meant, default = sglang_layers(architecture, in_eagle_config, count), engines_default(count)
+        if {meant, default} != {layers}:
             yield (
-                f"{head.folder} names its aux layers in eagle_config alone: vLLM captures the inputs of layers "
-                f"{list(layers)}, and SGLang those of {list(meant)} for the same ids; find out which it was trained on "
-                f"with eagle-plugin check, and write both keys with eagle-plugin export --aux-layers"
+                f"{head.folder} names its aux layers in eagle_config alone: vLLM's V1 model runner captures the inputs "
+                f"of layers {list(layers)}, its V2 model runner those of {list(default)}, its default, and SGLang "
+                f"those of {list(meant)} for the same ids; find out which it was trained on with eagle-plugin check, "
+                "and write both keys with eagle-plugin export --aux-layers"
             )
     if layers and "lm_head.weight" not in tensors:
         size, vocabulary = head.config.get("draft_vocab_size"), text_config(target)["vocab_size"]

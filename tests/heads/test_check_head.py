@@ -79,6 +79,12 @@ REFUSALS: dict[str, tuple[str, Edit, list[str]]] = {
     "aux falling": ("tiny_eagle3", config(eagle_config={AUX: [4, 2, 1]}), ["[4, 2, 1]", "rising"]),
     "aux words": ("tiny_eagle3", config(eagle_config={AUX: "1,2,3"}), ["'1,2,3'", "list"]),
     "aux at top level": ("tiny_eagle3", config(**{AUX: [1, 3, 5]}), ["[1, 3, 5]", "top level", "[2, 3, 4]"]),
+    "Llama 4's width": (
+        "tiny_eagle3",
+        config(model_type="llama4_text", intermediate_size_mlp=96),
+        ["gate_proj", "[128, 64]", "[96, 64]"],
+    ),
+    "Llama 4's default width": ("tiny_eagle3", config(model_type="llama4_text"), ["gate_proj", "[16384, 64]"]),
     "fc width": (
         "tiny_eagle3",
         config(eagle_config={AUX: [1, 2]}, num_aux_hidden_states=2),

@@ -142,6 +142,10 @@ def test_an_embedding_of_its_own_is_kept(target: Path, tmp_path: Path) -> None:
         ({"is_neox_style": False}, "is_neox_style, which only an engine computes"),
         ({"logit_scale": 0.5}, "logit_scale, which only an engine computes"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor, which only an engine computes"),
+        (
+            {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}},
+            "partial_rotary_factor, which only an engine computes",
+        ),
         ({"block_size": None}, "no block_size; write the rows of the block"),
         ({"architectures": ["DFlash2DraftModel"]}, "of the block drafters only dflash and dspark"),
     ],

@@ -17,7 +17,7 @@ from trained_heads import rewrite, trained_head
 from transformers import AutoModelForCausalLM
 
 from eagle_plugin.cli import main
-from eagle_plugin.heads.block_drafter import SGLANG, describe_block
+from eagle_plugin.heads.block_drafter import SGLANG, VLLM, describe_block
 from eagle_plugin.heads.create import new_head
 from eagle_plugin.heads.dspark import DSparkHead
 from eagle_plugin.heads.export import save_head
@@ -145,3 +145,42 @@ def test_what_others_serve_is_left(target: Path, tmp_path: Path) -> None:
     renamed = rewrite(head, tmp_path / "renamed", lambda c: c | {"architectures": ["DSparkDraftModel"]})
     assert describe_block(target, renamed).kind == "dspark"
     assert describe_block(target, head, SGLANG).kind == "dspark"
+
+
+def test_what_an_engine_finds_without_a_key_is_left(target: Path, tmp_path: Path) -> None:
+    """vLLM a mask under another name and rows of an embedding beyond the target's, SGLang default layers."""
+    head = tiny_dspark(tmp_path / "head", target, block=BLOCK)
+    keys: dict[str, dict[str, Any]] = {
+        "wide": {"vocab_size": 576},
+        "mask": {"mask_token_id": None, "pard_token": 2},
+        "layers": {"target_layer_ids": None},
+        "no mask": {"mask_token_id": None},
+    }
+    wide = {"embed_tokens.weight": torch.zeros(576, 64), "markov_head.markov_w1.weight": torch.zeros(576, 16)}
+    found = {
+        name: rewrite(head, tmp_path / name, lambda c, k=k: c | k, lambda w, n=name: w | wide if n == "wide" else w)
+        for name, k in keys.items()
+    }
+    for engine, name, left in (
+        (VLLM, "wide", True),
+        (VLLM, "mask", True),
+        (VLLM, "layers", True),
+        (VLLM, "no mask", False),
+        (SGLANG, "wide", False),
+        (SGLANG, "mask", False),
+        (SGLANG, "layers", True),
+    ):
+        with pytest.raises(HeadError) as refused:
+            describe_block(target, found[name], engine)
+        assert isinstance(refused.value, LeftToEngine) == left, (engine.name, name, refused.value)
+
+
+def test_a_projector_that_repeats_the_kind(target: Path, tmp_path: Path) -> None:
+    head = tiny_dspark(tmp_path / "head", target, block=BLOCK)
+    for value in ("dspark", "domino"):
+        folder = rewrite(head, tmp_path / value, lambda c, v=value: c | {"dflash_config": {"projector_type": v}})
+        if value == "dspark":
+            assert describe_block(target, folder, SGLANG) == describe_block(target, head, SGLANG)
+        else:
+            with pytest.raises(LeftToEngine, match="projector_type in dflash_config: only plain drafters"):
+                describe_block(target, folder, SGLANG)

@@ -20,6 +20,7 @@ from trained_heads import rewrite, run, trained_head
 
 from eagle_plugin.heads.draft_head import DraftHead
 from eagle_plugin.heads.export import save_head
+from eagle_plugin.heads.new_config import ROPE_KEYS
 
 EMBEDDING = "model.embed_tokens.weight"
 pytestmark = [
@@ -30,6 +31,7 @@ pytestmark = [
 
 DRAFT_IDS = torch.arange(10, 138)
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "rope_theta": 10000.0}
+LINEAR = {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}
 LLAMA3 = YARN | {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 EXPORTED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # options of the head, keys of the target's config.json
     "eagle2": ({"kind": "eagle2"}, {}),
@@ -43,6 +45,9 @@ EXPORTED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # options of the
     "peagle": ({"kind": "peagle", "layers": 2, "mask_token_id": 3}, {}),
     "peagle 3.0": ({"kind": "peagle", "mask_token_id": 511, "norms": "3.0", "draft_ids": DRAFT_IDS}, {}),
     "peagle before fc": ({"kind": "peagle", "layers": 4, "mask_token_id": 0, "norms": "before_fc"}, {}),
+    # Heads are made with plain positions for it: the engines differ.
+    "eagle3 for dynamic positions": ({"kind": "eagle3"}, {"rope_parameters": LINEAR | {"rope_type": "dynamic"}}),
+    "eagle3 linear": ({"kind": "eagle3"}, {"rope_parameters": LINEAR}),
     "eagle3 yarn": ({"kind": "eagle3"}, {"rope_parameters": YARN}),
     "eagle3 llama3": ({"kind": "eagle3"}, {"rope_parameters": LLAMA3}),
 }
@@ -135,6 +140,8 @@ def test_equal_to_the_engines_classes(heads: dict[str, tuple[Path, DraftHead]], 
     for name, (_, head) in heads.items():
         if name not in WRONG:
             assert_equal(head, name, engine)
+    rotations = {(head.config.rope_parameters or {})["rope_type"] for _, head in heads.values()}
+    assert rotations == {"default", *ROPE_KEYS}
     assert "target_ids" in engine.results["written reduced"] and "target_ids" in engine.results["eagle3 3.0"]
 
 

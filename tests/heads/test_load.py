@@ -142,6 +142,14 @@ REFUSED: dict[str, tuple[str, dict[str, Any], Weights, str]] = {
     "own embedding": ("eagle3", {"embed_requires_grad": True}, {}, "an embedding of its own"),
     "bias": ("eagle3", {}, {"layers.0.self_attn.q_proj.bias": torch.ones(64)}, "q_proj.bias"),
     "layers": ("eagle3", {"model_type": "qwen3"}, {}, "model_type 'qwen3'"),
+    "activation": ("eagle3", {"hidden_act": "gelu"}, {}, "hidden_act 'gelu', with which no engine"),
+    "a part of the rotation": ("eagle3", {"partial_rotary_factor": 0.5}, {}, "partial_rotary_factor 0.5, wanted 1"),
+    "the same inside": (
+        "eagle3",
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}},
+        {},
+        "partial_rotary_factor 0.5, wanted 1",
+    ),
     "target": ("eagle3", {"vocab_size": 500}, {}, "vocab_size 500, but the target has 512"),
     "norms": ("peagle", {}, {"layers.1.input_layernorm.weight": torch.zeros(64)}, "different layers.1.hidden_norm"),
     "mask token": ("peagle", {"mask_token_id": None, "ptd_token_id": None}, {}, "mask_hidden but no mask_token_id"),
@@ -166,3 +174,12 @@ def test_pickles_are_never_opened(ours: Path, tiny_target: Path, tmp_path: Path)
     (folder / "pytorch_model.bin").write_bytes(pickle.dumps(load_file(ours / "eagle3/model.safetensors")))
     with pytest.raises(HeadError, match=r"only pytorch_model\.bin.*safetensors\.torch\.save_file"):
         load_any_head(folder, tiny_target)
+
+
+def test_a_whole_rotation_is_not_written(ours: Path, tiny_target: Path, tmp_path: Path) -> None:
+    """`partial_rotary_factor` 1 inside the rotary options, which vLLM alone reads there."""
+    options = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0}
+    keys = {"rope_parameters": options, "rope_scaling": None}
+    folder = rewrite(ours / "eagle3", tmp_path / "head", lambda c: c | keys)
+    save_head(load_any_head(folder, tiny_target), tmp_path / "new", target_dir=tiny_target)
+    assert "partial_rotary_factor" not in (tmp_path / "new/config.json").read_text()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,12 +14,19 @@ from safetensors.torch import load_file
 from eagle_plugin.heads.checkpoint import check_head
 from eagle_plugin.heads.description import read_head
 from eagle_plugin.heads.suspicions import suspicions
+from eagle_plugin.heads.vllm_rules import describe_head
 
 NOISE = torch.randn(512, 64, generator=torch.Generator().manual_seed(3))
 
 
 def zeros(names: list[str]) -> Edit:
     return tensors(lambda t: [t[name].zero_() for name in names])
+
+
+def rotary(**options: Any) -> Edit:
+    """Put options into both spellings of the rotary embedding."""
+    options = {"rope_type": "default", "rope_theta": 10000.0} | options
+    return config(rope_scaling=options, rope_parameters=options)
 
 
 SUSPECT: dict[str, tuple[Edit, list[str]]] = {
@@ -30,6 +38,7 @@ SUSPECT: dict[str, tuple[Edit, list[str]]] = {
         ["contradict each other", "of 128 tokens of d2t are not in t2d, which has 128"],
     ),
     "another rope": (config(rope_theta=5e5, rope_parameters=...), ["rope_theta 500000", "its target with 10000"]),
+    "a part of the rotation": (rotary(partial_rotary_factor=0.5), ["partial_rotary_factor 0.5", "vLLM", "SGLang all"]),
     "zeros": (zeros(["fc.weight", "lm_head.weight"]), ["fc.weight and lm_head.weight with zeros alone", "copy"]),
     "a leftover quantization_config": (
         config(quantization_config={"quant_method": "fp8"}),
@@ -52,7 +61,7 @@ def test_one_warning(case: str, tiny_eagle3_reduced: Path, tiny_target: Path, tm
     # It never ends a start.
     heard: list[str] = []
     info = check_head(tiny_target, folder, algorithm="EAGLE3", misread=heard.append)
-    assert warning in info.warnings
+    assert warning in info.warnings and warning in describe_head(tiny_target, folder).warnings
 
 
 def test_what_training_leaves_is_no_suspicion(tiny_eagle3_reduced: Path, tiny_target: Path, tmp_path: Path) -> None:
@@ -68,3 +77,12 @@ def test_what_training_leaves_is_no_suspicion(tiny_eagle3_reduced: Path, tiny_ta
     set_d2t(0, second + 1)(folder)
     set_d2t(1, first - 1)(folder)
     assert suspicions(read_head(folder), tiny_target) == [] and swapped.stored.keys() == read_head(folder).stored.keys()
+
+
+def test_dynamic_positions_of_sglang(tiny_eagle3_reduced: Path, tiny_target: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "head"
+    shutil.copytree(tiny_eagle3_reduced, folder)
+    rotary(rope_type="dynamic", factor=4.0)(folder)
+    (warning,) = check_head(tiny_target, folder, algorithm="EAGLE3").warnings
+    assert "the type dynamic, of which SGLang scales the base of all positions" in warning
+    assert "the type dynamic" not in " ".join(describe_head(tiny_target, folder).warnings)

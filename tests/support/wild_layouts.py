@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from wild_heads import ACCEPTED, AUX, CONVERTED, D, H, Layout, V, llama, speculators
+from wild_heads import ACCEPTED, AUX, CONVERTED, D, H, I, Layout, V, llama, speculators
 
 OTHER_CLASS = ("which vLLM looks up as", "the plugin serves")
 NO_PARAMETER = ("no parameter", "does not start", "eagle-plugin export")
@@ -105,6 +105,14 @@ LAYOUTS: dict[str, Layout] = {
         ACCEPTED,
         CONVERTED,
         vllm=NO_PARAMETER,
+    ),
+    "Llama 4's type of layers": Layout(
+        "SGLang's llama_eagle3.py: of model_type llama4_text it reads intermediate_size_mlp, vLLM's intermediate_size",
+        llama("LlamaForCausalLMEagle3", model_type="llama4_text", intermediate_size=96, intermediate_size_mlp=I),
+        lambda r: r.eagle3(),
+        ACCEPTED,
+        ("model_type 'llama4_text'", "Llama layers"),
+        vllm=("gate_proj.weight of shape [128, 64]", "wanted [96, 64]"),
     ),
     "SpecForge, EAGLE-3.1": Layout(
         "sgl-project/SpecForge configs/qwen3-30B-A3B-eagle3.1.json: fc_norm, norm_output",

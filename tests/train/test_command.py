@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
+import torch
 from filelock import FileLock
 from training_runs import recipe, write_recipe
 
+from eagle_plugin.learning.data.store.features import Readout
+from eagle_plugin.learning.data.vocabulary import save_draft_vocabulary
 from eagle_plugin.learning.train import command
+from eagle_plugin.learning.train.model import make_head, make_objective
 from eagle_plugin.learning.train.recipe import TrainError, changed_keys, parse_recipe, read_recipe
 
 SMALLEST = {"target": "models/llama", "data": {"store": "out/features"}, "budget": {"epochs": 3}}
@@ -107,6 +112,32 @@ def test_folder_in_use_and_folder_that_cannot_be(features, tmp_path: Path) -> No
         command.main([str(file), "--out", str(file / "under-a-file")])
     with pytest.raises(TrainError, match="no GPU here"):
         command.main([str(file), "--out", str(tmp_path / "gpu"), "--set", "device=cuda"])
+
+
+def test_float32_on_a_gpu_is_refused_where_its_attention_has_none(features) -> None:
+    settings = parse_recipe(recipe(features.target, features.store, dtype="float32"), "recipe")
+    head, readout = make_head(settings, (2, 3, 4)), Readout(torch.zeros(512, 64), None)
+    with pytest.raises(TrainError, match="dtype is float32, in which a head of kind eagle3 is not trained on a GPU"):
+        make_objective(settings, head, readout, torch.device("cuda", 0))
+    make_objective(settings, head, readout, torch.device("cpu"))
+
+
+def test_the_mass_of_a_draft_vocabulary_is_that_of_the_whole_one(
+    features, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With teacher draft too, which learns from the draft vocabulary's part alone."""
+    save_draft_vocabulary(tmp_path / "ids", torch.arange(3, 100), torch.ones(512, dtype=torch.int64))
+    printed = {}
+    for teacher in ("draft", "full"):
+        values = recipe(features.target, features.store, loss={"teacher": teacher}, budget={"updates": 0})
+        values["head"] |= {"vocabulary": str(tmp_path / "ids")}
+        file = write_recipe(tmp_path / f"{teacher}.yaml", values)
+        assert command.main([str(file), "--out", str(tmp_path / "run" / teacher)]) == 0
+        text = " ".join(capsys.readouterr().out.split())
+        printed[teacher] = text[text.index("held-out accuracy") : text.index("learning curve")]
+    assert printed["draft"] == printed["full"]
+    found = re.search(r"mass on the draft vocabulary \W*([\d.]+)%", printed["draft"])
+    assert found is not None and float(found[1]) < 90
 
 
 def test_summary_says_what_was_reached(features, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -99,6 +99,16 @@ def test_loss_gradients_and_scores_equal_autograd(options: dict[str, Any], tile:
             torch.testing.assert_close(getattr(score, name), values.detach(), msg=name)
 
 
+@pytest.mark.parametrize("tile", [4, 64])
+def test_mode_draft_can_be_measured_over_the_whole_vocabulary(tile: int) -> None:
+    last, tokens, steps, weight = case()
+    full, draft = (Teacher(readout(), DRAFT, torch.float64, mode=mode) for mode in ("full", "draft"))
+    wanted, scores = vocabulary_loss(full, last, tokens, steps, weight, detail=True, tile=tile)
+    value, ours = vocabulary_loss(draft, last, tokens, steps, weight, detail=True, tile=tile, whole=True)
+    torch.testing.assert_close(value, wanted)
+    torch.testing.assert_close(ours, scores)
+
+
 def test_without_a_draft_vocabulary_and_with_a_frozen_matrix() -> None:
     last, tokens, steps, _ = case()
     whole = readout().weight

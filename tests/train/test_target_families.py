@@ -12,13 +12,17 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tiny_targets import write_target
+from toy_targets import dflash_head, random_readout
 from trained_heads import run
 from training_runs import VOCAB, extract_features, recipe, write_recipe, write_rows
 
 from eagle_plugin.heads.checkpoint import check_head
+from eagle_plugin.heads.files import HeadError
 from eagle_plugin.heads.load import load_any_head
 from eagle_plugin.learning.train import command
 from eagle_plugin.learning.train.logs import read_log
+from eagle_plugin.learning.train.model import make_head, make_objective
+from eagle_plugin.learning.train.recipe import parse_recipe
 
 # The kind of head that is trained, by the model_type of transformers; "auto" is what the recipe's default makes.
 TARGETS = [
@@ -120,3 +124,14 @@ def test_a_loss_that_stays_is_noticed(runs: Runs) -> None:
     folder = runs.train("llama", "eagle3")
     runs.fit(folder, folder / "still", "eagle3", lr=1e-9)
     assert loss_ratio(folder / "still") > 0.97
+
+
+def test_no_block_drafter_of_gemma_4(tmp_path: Path) -> None:
+    """New or trained further: the engines give it different embeddings."""
+    target = write_target(tmp_path / "target", "gemma4_text")
+    values = recipe(target, tmp_path / "store", head={"kind": "dflash"})
+    settings = parse_recipe(values, "recipe")
+    with pytest.raises(HeadError, match="model_type gemma4_text, for which no block drafter is trained"):
+        make_head(settings, (1, 2, 3))
+    with pytest.raises(HeadError, match="train an EAGLE-3 head"):
+        make_objective(settings, dflash_head(), random_readout(0, 16, 40), torch.device("cpu"))

@@ -66,13 +66,14 @@ def vocabulary_loss(
     tile: int | None = None,
     columns: int = 0,
     seed: int = 0,
+    whole: bool = False,
 ) -> tuple[Tensor, list[RowScores]]:
     """Return sum over all rows of factor * loss, float32, and the scores of every step's rows.
 
     last [R, H] and tokens [R] int64 (what came next): the target rows; weight [D, H]: lm_head, trained if it requires
     a gradient. detail: measure alpha. tile: target rows at once; None: a number for the device. columns: how many of
     lm_head learn from a chunk of rows (`columns.py`; the loss and the scores are then estimates); 0: all, as always
-    without gradient. seed: of the choice.
+    without gradient. seed: of the choice. whole: normalise over V, whatever the mode of the teacher.
     """
     device = "cuda" if last.is_cuda else "cpu"
     tile = tile or max(8, TILE[device] // len(weight))
@@ -91,6 +92,7 @@ def vocabulary_loss(
         detail,
         columns if 0 < columns < len(weight) else 0,
         torch.Generator().manual_seed(seed),
+        whole,
     )
     value, *flat = _VocabularyLoss.apply(job, torch.is_grad_enabled(), weight, *[step.inputs for step in steps])
     return value, [RowScores(*flat[i : i + 5]) for i in range(0, len(flat), 5)]
@@ -109,6 +111,7 @@ class _Job(NamedTuple):
     detail: bool
     columns: int  # 0: all
     generator: torch.Generator
+    whole: bool
 
 
 class _VocabularyLoss(torch.autograd.Function):
@@ -126,7 +129,7 @@ class _VocabularyLoss(torch.autograd.Function):
             rows = slice(start, start + job.chunk)
             first, tiles = start // job.tile, -(-len(job.last[rows]) // job.tile)
             spans = [slice(edge[first], edge[first + tiles]) for edge in job.edges]
-            target = job.teacher.read(job.last[rows].to(dtype), job.tokens[rows], job.tile)
+            target = job.teacher.read(job.last[rows].to(dtype), job.tokens[rows], job.tile, job.whole)
             columns, learnt = None, matrix
             spread: Callable[..., Distribution] = job.teacher.spread
             if learn and job.columns:

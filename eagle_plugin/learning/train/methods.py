@@ -61,6 +61,7 @@ class TrainingTimeTest:
     """EAGLE-3 (arXiv 2503.01840, section 3.2): every draft step of every row, each reading the step before."""
 
     default_decay = 0.8  # of the steps' weights
+    packs = True  # whether it attends by `attention.Packing`, whose kernel for GPUs has no float32
     regresses = False  # whether the distance to the target's next feature is part of the loss
     refused: frozenset[str] = frozenset()  # keys of a recipe's `loss` that a run of this method may not name
 
@@ -158,6 +159,7 @@ class BlockDrafting(TrainingTimeTest):
     The first drafts of a block count most, because the later ones are only used where these are right: decay^k.
     """
 
+    packs = False
     refused = frozenset({"keep_floor", "regression", "classification", "noise"})
 
     def plan(

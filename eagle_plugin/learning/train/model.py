@@ -12,6 +12,7 @@ from torch.optim import AdamW, Muon, Optimizer
 from eagle_plugin.heads.create import continue_as, new_head
 from eagle_plugin.heads.draft_head import DraftHead
 from eagle_plugin.heads.load import load_any_head
+from eagle_plugin.heads.target_config import read_target_config, refuse_scaled_embedding
 from eagle_plugin.heads.target_files import TargetFiles
 from eagle_plugin.learning.data.store.features import Readout
 from eagle_plugin.learning.data.vocabulary import load_draft_vocabulary
@@ -91,10 +92,16 @@ def make_objective(settings: TrainRecipe, head: DraftHead, readout: Readout, dev
     """The objective of the first phase on a device; readout: of the target, in any dtype.
 
     Raises:
-        HeadError: heads of this kind are not trained.
-        TrainError: the head's window or block does not fit the draft steps, or the recipe's loss has keys of others.
+        HeadError: heads of this kind are not trained, or no block drafters of this target.
+        TrainError: the head's window or block does not fit the draft steps, the recipe's loss has keys of others, or
+            the device does not compute in its dtype.
     """
     method = method_of(head)
+    if method.packs and device.type == "cuda" and settings.dtype == "float32":
+        raise TrainError(
+            f"dtype is float32, in which a head of kind {head.kind} is not trained on a GPU, wanted bfloat16; leave "
+            "the key out, or set device to cpu"
+        )
     if head.window is not None and head.window <= settings.depths:
         raise TrainError(
             f"the head sees {head.window} keys and a phase has {settings.depths} draft steps, wanted a window of more "
@@ -110,9 +117,14 @@ def make_objective(settings: TrainRecipe, head: DraftHead, readout: Readout, dev
 
 
 def _check_block(settings: TrainRecipe, head: DraftHead) -> None:
-    """Raise TrainError where a phase drafts levels that the block of a block drafter does not have."""
+    """Raise TrainError where a phase drafts levels that the block of a block drafter does not have.
+
+    Raises:
+        HeadError: the engines give a block drafter of this target different embeddings.
+    """
     if head.block_size is None:
         return
+    refuse_scaled_embedding(read_target_config(settings.target), settings.target)
     most = head.block_size - 1
     wrong = [p.steps for p in settings.phases if p.steps > most or p.steps < most and not head.causal]
     if wrong:

@@ -89,7 +89,8 @@ class Objective(nn.Module):
         """Return the loss of the batch and its sums.
 
         totals [steps]: `plan.totals` summed over all that one optimiser step learns from. detail: measure alpha, which
-        is always done in evaluation mode.
+        is always done in evaluation mode. There the target's probabilities are those of its whole vocabulary, with
+        either teacher.
         """
         method, head = self.method, self.head
         loss, sums = method.learn(head, batch, plan, self.settings, partial(self._score, batch, plan, totals, detail))
@@ -127,6 +128,7 @@ class Objective(nn.Module):
             detail=detail or not self.training,
             columns=s.columns,
             seed=plan.seed,
+            whole=not self.training,  # mass and alpha are those of the whole vocabulary
         )
         distances = []
         for k, (state, part) in enumerate(zip(steps, parts, strict=True)):

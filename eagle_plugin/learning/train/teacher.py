@@ -5,6 +5,7 @@ Letters in shapes: R target rows, H hidden size, D draft vocabulary, V vocabular
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Literal, NamedTuple
 
@@ -43,6 +44,7 @@ class Teacher:
         vocab = len(readout.weight)
         self.rest: Readout | None = None
         self.in_draft: Tensor | None = None
+        self.readout, self.dtype = readout, dtype
         if draft_ids is None or len(draft_ids) == vocab:
             self.draft = _of_tokens(readout, None, dtype)
         else:
@@ -55,28 +57,36 @@ class Teacher:
                 self.in_draft = inside
         self.drop, self.top_k = oov == "drop", top_k
 
-    def read(self, last: Tensor, tokens: Tensor, tile: int) -> tuple[Tensor, Tensor, Tensor]:
+    def read(self, last: Tensor, tokens: Tensor, tile: int, whole: bool = False) -> tuple[Tensor, Tensor, Tensor]:
         """Return logits over D [R, D], what they are normalised by [R], and the most probable draft token [R] or -1.
 
         last [R, H], tokens [R] int64: what came next in the data. Without the rest of the vocabulary (mode "draft"),
-        `tokens` decide which rows the head cannot predict. tile: rows at once in float32.
+        `tokens` decide which rows the head cannot predict. tile: rows at once in float32. whole: normalise over V in
+        mode "draft" too, which reads the rest of the readout in parts as large as that of D.
         """
         logits = self.draft(last)
         parts = [_highest(widen(part)) for part in logits.split(tile)]
         norm, best, top = (torch.cat(column) for column in zip(*parts, strict=True))
+        for others in self._others(whole):
+            for i, part in enumerate(others(last).split(tile)):
+                rows, wide = slice(i * tile, (i + 1) * tile), widen(part)
+                top[rows].masked_fill_(wide.amax(-1) > best[rows], -1)
+                norm[rows] = torch.logaddexp(norm[rows], wide.logsumexp(-1))
+        if self.in_draft is not None and not whole:
+            top = top.masked_fill(~self.in_draft[tokens], -1)
+        return logits, norm, top
+
+    def _others(self, whole: bool) -> Iterator[Readout]:
+        """The readout of the tokens outside the draft vocabulary, in parts of at most D of them."""
+        width = len(self.draft.weight)
         if self.rest is not None:
-            width = len(self.draft.weight)
             for start in range(0, len(self.rest.weight), width):
                 columns = slice(start, start + width)
                 bias = None if self.rest.bias is None else self.rest.bias[columns]
-                others = replace(self.rest, weight=self.rest.weight[columns], bias=bias)(last)
-                for i, part in enumerate(others.split(tile)):
-                    rows, wide = slice(i * tile, (i + 1) * tile), widen(part)
-                    top[rows].masked_fill_(wide.amax(-1) > best[rows], -1)
-                    norm[rows] = torch.logaddexp(norm[rows], wide.logsumexp(-1))
-        elif self.in_draft is not None:
-            top = top.masked_fill(~self.in_draft[tokens], -1)
-        return logits, norm, top
+                yield replace(self.rest, weight=self.rest.weight[columns], bias=bias)
+        elif self.in_draft is not None and whole:
+            for ids in (~self.in_draft).nonzero()[:, 0].split(width):
+                yield _of_tokens(self.readout, ids, self.dtype)
 
     def spread(self, logits: Tensor, norm: Tensor, top: Tensor) -> Distribution:
         """The distribution of some rows of what `read` returned."""

@@ -27,8 +27,11 @@ def fuse(head: DraftHead, aux: Tensor, dtype: torch.dtype) -> Tensor:
     weight: Tensor = head.fc.weight
     aux = aux.to(dtype)
     if head.input_norm is not None:
-        weight = weight * head.input_norm.weight
         aux = normalise(aux, head.input_norm.eps)
+        if head.fc_norm is None:
+            weight = weight * head.input_norm.weight
+        else:  # which takes the RMS of what this norm returns
+            aux = aux * head.input_norm.weight.to(dtype)
     if head.fc_norm is not None:
         norms = [norm for norm in head.fc_norm if isinstance(norm, RMSNorm)]
         weight = weight * torch.cat([norm.weight for norm in norms])

@@ -115,6 +115,8 @@ LEFT_TO_SGLANG: dict[str, tuple[Edit, str]] = {
     "a selector": (config(architectures=["DFlash2DraftModel"]), "DFlash2DraftModel"),
     "a Domino projector": (options(projector_type="domino"), "projector_type in dflash_config"),
     "convolutions": (options(conv_kernel_size=3, conv_group_size=4), "conv_kernel_size in dflash_config"),
+    "a mask by its text": (options(mask_token_id=None), "mask_token_id None, wanted a whole number"),
+    "layers by default": (options(target_layer_ids=None), "no target_layer_ids, wanted them in dflash_config"),
     "the last layer": (options(target_layer_ids=[1, 3, 6]), "target_layer_ids with 6"),
     "a pickled mask": (lambda folder: (folder / "mask_embedding.pt").write_bytes(b""), "mask_embedding.pt"),
     "a config.json of speculators": (
@@ -139,7 +141,6 @@ def test_left_to_sglang(case: str, tiny_target: Path, drafter: Path, monkeypatch
 REFUSED: dict[str, tuple[Edit, str]] = {
     "another vocabulary": (config(vocab_size=400), "vocab_size 400"),
     "a mask outside": (options(mask_token_id=512), "mask_token_id 512, wanted 0 to 511"),
-    "no mask": (options(mask_token_id=None), "mask_token_id None, wanted a whole number"),
     "layers of another number": (options(target_layer_ids=[1, 3]), "fc.weight of shape"),
     "a missing tensor": (drop("layers.1.self_attn.k_norm.weight"), "not layers.1.self_attn.k_norm.weight"),
     "an EAGLE-3 head": (

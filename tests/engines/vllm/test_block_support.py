@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,15 @@ import torch
 from dflash_models import tiny_dflash
 from dspark_models import tiny_dspark
 from head_edits import Edit, config, drop, put, tensors
-from tiny_checkpoints import read_config
+from tiny_checkpoints import PAD, read_config
+from transformers import Qwen3Config
+from vllm.model_executor.models.qwen3_dflash import _dflash_layer_causal
+from vllm.transformers_utils.configs.speculators.base import SpeculatorsConfig
 from vllm_configs import configure
 
 from eagle_plugin.common.errors import UserError
 from eagle_plugin.core.shape import Shape
+from eagle_plugin.heads.block_drafter import block_warnings, describe_block
 from eagle_plugin.vllm import block_support, plugin_config, unsupported
 
 BLOCK = 8
@@ -99,6 +104,7 @@ REFUSED: dict[str, tuple[Edit, str]] = {
     "layers of another number": (options(target_layer_ids=[1, 3]), "fc.weight of shape"),
     "no block": (config(block_size=1), "block_size 1"),
     "a missing tensor": (drop("layers.1.self_attn.k_norm.weight"), "not layers.1.self_attn.k_norm.weight"),
+    "another activation": (config(hidden_act="gelu"), "hidden_act 'gelu', wanted silu"),
     "a missing layer": (config(num_hidden_layers=3), "num_hidden_layers 3"),
     "no numbers": (tensors(lambda t: t["norm.weight"].fill_(torch.nan)), "norm.weight"),
     "another shape": (put("norm.weight", torch.ones(32)), "norm.weight of shape"),
@@ -203,3 +209,22 @@ def test_a_markov_head_that_no_worker_serves(case: str, target: Path, markov: Pa
 def test_the_method_of_the_other_kind(target: Path, markov: Path) -> None:
     with pytest.raises(UserError, match='is a dspark drafter, but .* method dflash; serve it with "method": "dspark"'):
         configure(target, markov, "dflash")
+
+
+@pytest.mark.parametrize("value", [False, True, None])
+@pytest.mark.parametrize("inner", [{}, {"is_causal": True}])
+def test_the_mask_of_a_drafter_of_speculators(
+    value: bool | None, inner: dict[str, Any], drafter: Path, target: Path
+) -> None:
+    """It is causal where vLLM's class is, in every layer; and a warning says so where the key may mean less."""
+    written = read_config(drafter)
+    ids = [i + 1 for i in written.pop("dflash_config")["target_layer_ids"]]
+    about = {"speculators_model_type": "dflash", "mask_token_id": PAD, "aux_hidden_state_layer_ids": ids}
+    about |= {"block_size": BLOCK} | ({} if value is None else {"sliding_window_non_causal": value})
+    layers = {key: value for key, value in written.items() if key not in ("architectures", "block_size")}
+    (drafter / "config.json").write_text(json.dumps(about | {"transformer_layer_config": layers | inner}))
+    served = Qwen3Config(**SpeculatorsConfig.extract_transformers_pre_trained_config(read_config(drafter)))
+    wanted = {_dflash_layer_causal(served, i) for i in range(served.num_hidden_layers)}
+    assert {describe_block(target, drafter).causal} == wanted
+    told = [line for line in block_warnings(drafter, BLOCK - 1) if "sliding_window_non_causal" in line]
+    assert bool(told) == (value is False and not inner)

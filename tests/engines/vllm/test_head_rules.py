@@ -89,8 +89,23 @@ REFUSED: dict[str, tuple[Edit, str]] = {
     "no table": (config(draft_vocab_size=32), "drafts from 32 of 290 tokens but has no d2t"),
     "a missing tensor": (drop("fc.weight"), "no fc.weight"),
     "a missing matrix": (drop("midlayer.mlp.up_proj.weight"), "not layers.0.mlp.up_proj.weight"),
+    "no width of the target": (config(target_hidden_size=None), "target_hidden_size None, but the target's"),
+    "another activation": (config(hidden_act="gelu"), "hidden_act 'gelu', which vLLM's draft MLP cannot do"),
     "another shape": (put("norm.weight", torch.ones(3)), r"norm.weight of shape \[3\], wanted \[290\]"),
 }
+
+
+def last_state_beside_an_fc(folder: Path) -> None:
+    """Which vLLM's class then does not read."""
+    config(eagle_config={"use_aux_hidden_state": False})(folder)
+
+
+def last_state(folder: Path) -> None:
+    last_state_beside_an_fc(folder)
+    drop("fc.weight")(folder)
+
+
+LEFT |= {"the last hidden state": last_state, "the last hidden state beside an fc": last_state_beside_an_fc}
 
 
 @pytest.mark.parametrize("case", LEFT)
