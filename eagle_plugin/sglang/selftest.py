@@ -16,8 +16,10 @@ import torch
 from eagle_plugin.common.errors import UserError, first_line
 from eagle_plugin.heads.files import levels_of
 from eagle_plugin.runtime.capturing import emulated
+from eagle_plugin.runtime.graphs import is_out_of_memory
 from eagle_plugin.selftest import decision, subject
-from eagle_plugin.selftest.decision import decide, is_asked_for
+from eagle_plugin.selftest.decision import decide, is_asked_for, keep_failure, next_start
+from eagle_plugin.selftest.failure import LeftOut
 from eagle_plugin.selftest.shapes import CACHES, DTYPES, ModelShape, as_text
 from eagle_plugin.selftest.subject import Subject, round_key
 from eagle_plugin.sglang import version
@@ -56,7 +58,8 @@ def prepared(prepare: Callable[[], None]) -> list[str]:
         raise
     except Exception as error:
         logger.exception("eagle-plugin: a first round of the plugin's worker failed")
-        failed = [f"a first round failed: {first_line(error)}"]
+        reason = f"a first round failed: {first_line(error)}"
+        failed = [LeftOut(reason) if is_out_of_memory(error) else reason]
     return [reason for found in gather_objects(failed) for reason in found]
 
 
@@ -64,15 +67,18 @@ def check_rounds(worker: Any, failed: Sequence[str] = ()) -> bool:
     """Test the rounds of a `TreeWorker` whose graphs have been captured; whether it may serve.
 
     If anything differs, or its rounds have failed already, the engine's own worker takes its place. Either way the
-    worker's ``announce`` says who serves.
+    worker's ``announce`` says who serves. failed: of all ranks (`prepared`); it is kept, so that the next start leaves
+    the server to the engine from the first. Raises StartRefused where the engine's worker cannot take over.
     """
-    runner = worker.target_worker.model_runner
+    runner, log = worker.target_worker.model_runner, rank_logger(logger)
     reasons = list(failed)
-    if not reasons and is_wanted(worker.device):
-        key = round_key(subject_of(runner), _device(runner))
-        reasons = decide(key, lambda: test_rounds(parts_of(worker)), gather_objects, rank_logger(logger))
+    key = round_key(subject_of(runner), _device(runner)) if is_wanted(worker.device) else None
+    if key is not None and reasons:
+        keep_failure(key, reasons, log)
+    elif key is not None:
+        reasons = decide(key, lambda: test_rounds(parts_of(worker)), gather_objects, log)
     if reasons:
-        fall_back(worker, reasons)
+        fall_back(worker, reasons, next_start(key, gather_objects, "SGLang"))
     worker.announce(reasons)
     return not reasons
 

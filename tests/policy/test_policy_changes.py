@@ -164,7 +164,9 @@ def test_probes_of_deep_trees_are_the_cheapest_that_tell() -> None:
     assert all(shape[:2] == (4, 4) and shape.width < 16 for shape in probes)
 
 
-def test_a_probe_that_pays_brings_the_next_one_forward() -> None:
+def test_a_probe_that_pays_brings_the_next_one_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Single rounds; those that are served in a row to compare are no probes."""
+    compare_nothing(monkeypatch)
     costs = device(48)
     policy, world = new_policy(costs), World(costs, LOW)
     world.serve(policy, 32, 1000)
@@ -262,7 +264,7 @@ def test_drafts_that_cost_less_than_their_tables_are_found_from_plain_rounds(
     monkeypatch.setattr(policy, "choose", lambda b, keys: choose(b, keys, None, deferred))
     chosen = world.serve(policy, 64, 5800)
     assert (policy.present == PLAIN) != compares
-    assert (chosen[-3000:].count(best) > 2800) == compares
+    assert (chosen[-1000:].count(best) > 900) == compares
 
 
 def loss(sigma: float) -> float:
