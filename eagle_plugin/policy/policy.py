@@ -191,9 +191,7 @@ class Policy:
         seconds = self.costs.seconds((self.present,), b, prefix_tokens)[self.present]
         return self.costs.catch_up(b, prefix_tokens, deferred) / seconds
 
-    def _to_compare(
-        self, b: int, prefix_tokens: int, rates: Mapping[Shape, float], deferred: int
-    ) -> Shape | None:
+    def _to_compare(self, b: int, prefix_tokens: int, rates: Mapping[Shape, float], deferred: int) -> Shape | None:
         """Plain decoding now and then, whatever is expected of it, else the shape most worth measuring, if any is.
 
         Where rounds are plain, now and then the best that drafts: a probe is one round alone, which has no time. Only

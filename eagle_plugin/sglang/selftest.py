@@ -15,8 +15,10 @@ import torch
 
 from eagle_plugin.common.errors import UserError, first_line
 from eagle_plugin.heads.files import levels_of
+from eagle_plugin.policy.chooser import policy_mode
 from eagle_plugin.runtime.capturing import emulated
 from eagle_plugin.runtime.graphs import is_out_of_memory
+from eagle_plugin.runtime.lookups import wants_lookups
 from eagle_plugin.selftest import decision, subject
 from eagle_plugin.selftest.decision import decide, is_asked_for, keep_failure, next_start
 from eagle_plugin.selftest.failure import LeftOut
@@ -26,6 +28,7 @@ from eagle_plugin.sglang import version
 from eagle_plugin.sglang.block_flags import caps_of
 from eagle_plugin.sglang.dummy_batches import Parts, parts_of
 from eagle_plugin.sglang.fallback import fall_back
+from eagle_plugin.sglang.kernel_settings import kernel_settings
 from eagle_plugin.sglang.pools import chunk_of, windows_of
 from eagle_plugin.sglang.ranks import gather_objects, rank_logger
 from eagle_plugin.sglang.round_test import RoundTest
@@ -110,7 +113,7 @@ def subject_of(runner: Any) -> Subject:
     """
     from sglang.srt.layers.radix_attention import RadixAttention
     from sglang.srt.model_executor.cuda_graph_config import Backend, Phase, check_cuda_graph_backend
-    from sglang.srt.runtime_context import get_parallel, get_schedule
+    from sglang.srt.runtime_context import get_exec, get_parallel, get_schedule
 
     layer = next(layer for layer in runner.model.modules() if isinstance(layer, RadixAttention))
     config, draft = runner.model_config, runner.spec_aux_config.draft_model_config
@@ -128,7 +131,9 @@ def subject_of(runner: Any) -> Subject:
         logit_cap=float(layer.logit_cap),
         **trees._asdict(),
     )
-    graphs = emulated() if runner.device == "cpu" else not check_cuda_graph_backend(Phase.DECODE, Backend.DISABLED)
+    graphs: Any = emulated() if runner.device == "cpu" else []
+    if runner.device == "cuda" and not check_cuda_graph_backend(Phase.DECODE, Backend.DISABLED):
+        graphs = list(get_exec().graph.cuda_graph_config.decode.bs or [])  # of these sizes
     real_round = {
         "target": config.hf_config.architectures[0],
         "layers": config.num_hidden_layers,
@@ -141,6 +146,9 @@ def subject_of(runner: Any) -> Subject:
         "page_size": get_schedule().page_size,
         "requests": get_schedule().max_running_requests,
         "graphs": graphs,
+        "policy": policy_mode(),  # which shapes are captured
+        "lookup": wants_lookups(),
+        **kernel_settings(runner.server_args),
         **({} if synthetic_rates(1) is None else {"acceptance": "synthetic"}),
     }
     engine = f"sglang {version.installed()}"

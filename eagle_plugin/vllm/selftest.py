@@ -13,7 +13,9 @@ from typing import Any
 
 from eagle_plugin.common.errors import UserError, first_line
 from eagle_plugin.core.shape import Levels, Shape
+from eagle_plugin.policy.chooser import policy_mode
 from eagle_plugin.runtime.graphs import is_out_of_memory
+from eagle_plugin.runtime.lookups import wants_lookups
 from eagle_plugin.selftest.decision import decide, is_asked_for, keep_failure, next_start, told
 from eagle_plugin.selftest.launch import ask
 from eagle_plugin.selftest.shapes import ModelShape, as_text
@@ -21,6 +23,7 @@ from eagle_plugin.selftest.subject import Subject, round_key
 from eagle_plugin.vllm import version
 from eagle_plugin.vllm.cache_dtypes import dtype_name
 from eagle_plugin.vllm.graph_modes import is_compiled, wants_graphs
+from eagle_plugin.vllm.kernel_settings import kernel_settings
 from eagle_plugin.vllm.synthetic import synthetic_rates
 
 
@@ -59,11 +62,16 @@ def subject_of(vllm_config: Any, caps: Shape, levels: Levels, v2: bool = False) 
         "hidden": model.get_hidden_size(),
         "quantization": str(model.quantization),
         "head": draft.architectures[0],
+        "head_layers": getattr(draft.hf_text_config, "num_hidden_layers", None),
         "head_levels": levels.value,
         "ranks": ranks,
         "requests": vllm_config.scheduler_config.max_num_seqs,
         "compiled": is_compiled(vllm_config),
         "graphs": wants_graphs(vllm_config),
+        "policy": policy_mode(),  # which shapes are captured
+        "limits": vllm_config.speculative_config.num_speculative_tokens_per_batch_size,  # the same
+        "lookup": wants_lookups(),
+        **kernel_settings(vllm_config),
         **({"runner": "v2"} if v2 else {}),
         **({"expert_parallel": True} if parallel.enable_expert_parallel else {}),
         **({} if synthetic_rates(vllm_config.speculative_config) is None else {"acceptance": "synthetic"}),

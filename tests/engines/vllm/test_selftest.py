@@ -26,9 +26,9 @@ from eagle_plugin.selftest.failure import LeftOut
 from eagle_plugin.selftest.shapes import ModelShape, as_text
 from eagle_plugin.selftest.subject import Subject, round_key
 from eagle_plugin.vllm import attention, plugin_config, support, unsupported
+from eagle_plugin.vllm import worker as worker_module
 from eagle_plugin.vllm.graph_test import GraphTest
 from eagle_plugin.vllm.round_test import RoundTest
-from eagle_plugin.vllm import worker as worker_module
 from eagle_plugin.vllm.selftest import SelfTestFailed
 from eagle_plugin.vllm.worker import TreeWorker
 
@@ -144,6 +144,7 @@ def test_after_a_failed_round_vllms_own_worker_serves(
         sentence = "a tree in one forward .* start the server again: from now on it is served by vLLM's own worker"
         with pytest.raises(SelfTestFailed, match=sentence), engine(target, head, **TREES):  # type: ignore[arg-type]
             pass
+    monkeypatch.setenv("EAGLE_POLICY", "fixed")  # as `engine` had it: the record is of a server with these shapes
     options = {"max_num_seqs": 8, "additional_config": {"eagle_plugin": {"depth": 3, "topk": 2}}}
     lines.clear()
     config = configure(target, head, **options)
@@ -169,9 +170,14 @@ SUBJECT = Subject("cpu", 1, [32, 32], as_text(ModelShape()), {"layers": 2}, "vll
     ],
 )
 def test_what_raises_beside_the_test_is_kept_too(
-    part: str, subject: Subject | None, is_writable: bool, wanted: str, lines: list[str], monkeypatch: pytest.MonkeyPatch
+    part: str,
+    subject: Subject | None,
+    is_writable: bool,
+    wanted: str,
+    lines: list[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The next start is vLLM's only if a record says so, and a start reads records only where servers test themselves."""
+    """The next start is vLLM's only if a record says so, and only servers that test themselves read records."""
     raised = {part: RuntimeError("an illegal memory access\nmore")}
 
     def step(name: str) -> None:
