@@ -84,9 +84,7 @@ class ShapeChooser:
         self._times: list[tuple[ServedRound, float]] = []  # not learned yet
         self._results: list[Result] = []  # the same
         self._totals: dict[Shape, list[float]] = {}  # as `ShapeTotals`
-        # Of the timed steps by shape and requests: the sums of the corrections of their predictions, and of the same
-        # times the tokens of their prefixes.
-        self._predicted: dict[tuple[Shape, int], list[float]] = {}
+        self._phases = dict.fromkeys(PHASES, 0.0)  # of the predicted seconds of the timed steps
         self.errors = [0] * CLASSES  # the timed steps by the error of their prediction
 
     @property
@@ -196,12 +194,7 @@ class ShapeChooser:
     @property
     def phases(self) -> dict[str, float]:
         """The phases of the predicted seconds of the timed steps."""
-        found = dict.fromkeys(PHASES, 0.0)
-        for (shape, b), (times, times_prefix_tokens) in self._predicted.items():
-            assert self.policy is not None
-            for name, seconds in self.policy.costs.phases(shape, b, times_prefix_tokens / times, times).items():
-                found[name] += seconds
-        return found
+        return dict(self._phases)
 
     def report(self) -> PolicyReport:
         """What the policy has seen and expects now; it takes some 100 microseconds of the thread of the other calls."""
@@ -263,9 +256,8 @@ class ShapeChooser:
             predicted = correction * costs.tabled(shape, b, prefix_tokens)
             add_to(self._totals, shape, (0, 0, 0, 1, seconds, predicted))
             self.errors[class_of(seconds, predicted)] += 1
-            found = self._predicted.setdefault((shape, b), [0.0, 0.0])
-            found[0] += correction
-            found[1] += correction * prefix_tokens
+            for name, part in costs.phases(shape, b, prefix_tokens, correction).items():
+                self._phases[name] += part
         self.policy.observe_time(shape, b, prefix_tokens, seconds)
 
     def _sums_of(self, shape: Shape, scores: Tensor) -> PathSums:

@@ -137,10 +137,11 @@ class _ShapeErrors:
         kept = FORGETTING ** (now - self._learned)
         self._learned = now
         of_speed = float(self._covariances[0, 0])
-        self._means *= kept
         # All rows and columns fade but those of the speed: its covariances with the others fade once, not twice.
+        # Nothing is divided by `kept`: after some 700,000 rounds of batches of other sizes it is 0.
+        with_speed = self._covariances[0] * kept
+        self._means *= kept
         self._covariances *= kept**2
-        self._covariances[0] /= kept
-        self._covariances[:, 0] /= kept
+        self._covariances[0] = self._covariances[:, 0] = with_speed
         self._diagonal += (1 - kept**2) * TABLE_ERROR**2
         self._covariances[0, 0] = of_speed + drift

@@ -160,11 +160,10 @@ class CostModel:
         )
         return sum(parts) * math.exp(self.speed)
 
-    def phases(self, shape: Shape, b: int, prefix_tokens: float, correction: float | None = None) -> dict[str, float]:
+    def phases(self, shape: Shape, b: int, prefix_tokens: int, correction: float | None = None) -> dict[str, float]:
         """The parts of what a round will take, by `PHASES`: corrected alike, since only whole rounds are timed.
 
-        correction: None for that of a round now; of several rounds the sum of theirs, and prefix_tokens
-        is the mean of theirs.
+        correction: None for that of a round now.
         """
         lines = self._phase_lines.get((b, shape))
         if lines is None:

@@ -24,7 +24,7 @@ COMPARE_ROUNDS = 4  # of a shape that is served to be timed: three have times, t
 COMPARED_FOR = 64  # rounds in which the better one of two shapes is served (test_wrong_tables_cost_little_...)
 COMPARE_COST = 0.01  # of the time may be lost to these, in batches of one size class: what is wanted
 LEAST_LOSS = COMPARE_COST  # of the time of rounds that compare: they cost something, whatever is expected
-PLAIN_EVERY = 512  # assumed; rounds between two comparisons with plain decoding at least, of one size class
+PLAIN_EVERY = 512  # assumed; rounds between two comparisons of plain decoding with drafts at least, of one size class
 PLAIN_COST = 0.003  # of the time may be lost to these: what is wanted
 
 
@@ -47,7 +47,8 @@ class Policy:
     It reads numbers of earlier rounds only, all of them on the host, so a choice never waits for a device; the same
     numbers give the same choices in every rank. While it does not draft all that the caps allow, it tries a shape now
     and then that tells what the present one does not: a probe. While it drafts, some rounds are plain, and some have
-    another shape, so that their costs are measured at the same speed of the machine as that of the present one.
+    another shape, so that their costs are measured at the same speed of the machine as that of the present one; while
+    it does not, some rounds in a row draft, for the same.
     """
 
     def __init__(self, caps: Shape, costs: CostModel, shapes: Sequence[Shape] | None = None) -> None:
@@ -61,7 +62,8 @@ class Policy:
         self._asked: tuple[int, int, Collection[Shape] | None] = 0, 0, None
         self._since_review = 0
         self._rounds: dict[int, int] = {}  # by size class of the batch, up to the last review
-        self._plain_until: dict[int, int] = {}  # by size class: after how many rounds plain ones were served
+        # By size class, and by whether they draft: after how many rounds such ones were served to be timed.
+        self._timed_until: dict[tuple[int, bool], int] = {}
         self._compares_from: dict[int, float] = {}  # by size class: after how many rounds others may be again
         self._compared: Shape | None = None  # served for some rounds after a review
         self._probe = caps
@@ -98,10 +100,7 @@ class Policy:
             return self.present
         lost = self._lost
         if deferred:
-            lost += (
-                self.costs.catch_up(b, prefix_tokens, deferred)
-                / self.costs.seconds((self.present,), b, prefix_tokens)[self.present]
-            )
+            lost += self._catch_up(b, prefix_tokens, deferred)
         if self._spare < lost:
             return self.present
         self._spare -= lost
@@ -172,34 +171,53 @@ class Policy:
             promised *= span / (span + self.costs.catch_up(b, prefix_tokens, deferred))
         if self.present not in rates or promised > rates[self.present] * (1 + HYSTERESIS):
             self.present = best
-        self._compared = self._to_compare(b, rates)
+        self._compared = self._to_compare(b, prefix_tokens, rates, deferred)
         self._probe = self._most_telling(rates)
         if self._probe != self.present:
-            # A probe takes `longer` rounds of the present shape, and yields the tokens of so many times the ratio of
-            # their rates.
-            seconds = self.costs.seconds((self._probe, self.present), b, prefix_tokens)
-            longer = seconds[self._probe] / seconds[self.present]
-            lost = longer * (1 - rates[self._probe] / rates[self.present])
+            lost = self._lost_by(self._probe, b, prefix_tokens, rates)
             self._lost = max(lost, PROBE_ROUNDS * PROBE_COST)
 
-    def _to_compare(self, b: int, rates: Mapping[Shape, float]) -> Shape | None:
+    def _lost_by(self, shape: Shape, b: int, prefix_tokens: int, rates: Mapping[Shape, float]) -> float:
+        """What a round of a shape costs, in rounds of the present one: it takes `longer`, and yields the tokens of so
+        many rounds times the ratio of their rates."""
+        seconds = self.costs.seconds((shape, self.present), b, prefix_tokens)
+        longer = seconds[shape] / seconds[self.present]
+        return longer * (1 - rates[shape] / rates[self.present])
+
+    def _catch_up(self, b: int, prefix_tokens: int, deferred: int) -> float:
+        """The same of what the head has to read before it drafts."""
+        if not deferred:
+            return 0.0
+        seconds = self.costs.seconds((self.present,), b, prefix_tokens)[self.present]
+        return self.costs.catch_up(b, prefix_tokens, deferred) / seconds
+
+    def _to_compare(self, b: int, prefix_tokens: int, rates: Mapping[Shape, float], deferred: int) -> Shape | None:
         """Plain decoding now and then, whatever is expected of it, else the shape most worth measuring, if any is.
 
-        Only rounds of batches of this size class count: a load that changes all the time compares as seldom.
+        Where rounds are plain, now and then the best that drafts: a probe is one round alone, which has no time. Only
+        rounds of batches of this size class count: a load that changes all the time compares as seldom.
         """
         if self._asked[0]:
             last_size = size_class(self._asked[0])
             self._rounds[last_size] = self._rounds.get(last_size, 0) + self._since_review - 1
         size, present = size_class(b), self.present
         rounds = self._rounds.get(size, 0)
-        if present == PLAIN:
-            self._plain_until[size] = rounds
-        if present == PLAIN or not self.costs.knows_speed(b):
+        self._timed_until[size, present != PLAIN] = rounds
+        other = self._most_telling(rates) if present == PLAIN else PLAIN
+        if other == present or not self.costs.knows_speed(b):
             return None
-        lost = COMPARE_ROUNDS * (1 - rates[PLAIN] / rates[present])
-        if rounds >= self._plain_until.get(size, -math.inf) + max(PLAIN_EVERY, lost / PLAIN_COST):
-            self._plain_until[size] = rounds
-            return PLAIN
+        lost = COMPARE_ROUNDS * (1 - rates[other] / rates[present])
+        if present == PLAIN:
+            lost = COMPARE_ROUNDS * max(self._lost_by(other, b, prefix_tokens, rates), LEAST_LOSS)
+            lost += self._catch_up(b, prefix_tokens, deferred)
+        last = self._timed_until.get((size, present == PLAIN), -math.inf)
+        if rounds >= last + max(PLAIN_EVERY, lost / PLAIN_COST):
+            self._timed_until[size, present == PLAIN] = rounds
+            if present == PLAIN:
+                self._spare -= lost  # these rounds tell what probes do
+            return other
+        if present == PLAIN:
+            return None
         if rounds < self._compares_from.get(size, 0):
             return None
         best, most = None, 0.0

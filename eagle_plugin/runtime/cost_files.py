@@ -13,10 +13,12 @@ import eagle_plugin
 from eagle_plugin.common import keyed_json
 from eagle_plugin.common.devices import device_key
 from eagle_plugin.common.errors import UserError
+from eagle_plugin.common.installed import kernel_libraries
 from eagle_plugin.core.shape import Levels, Shape
 from eagle_plugin.kernels import loader
 from eagle_plugin.policy.costs import Costs, Curve, Forward
 from eagle_plugin.runtime import huge_pages, target_weights
+from eagle_plugin.runtime.lookups import wants_lookups
 
 VERSION = 11  # of the files' form, and of how the costs are measured
 
@@ -36,7 +38,7 @@ def key_of(
     """What costs depend on.
 
     engine: name and version. target and head: as the user named them. settings: of the engine, what else changes the
-    speed of a forward.
+    speed of a forward. Raises LookupModeError.
     """
     return {
         "engine": engine,
@@ -48,7 +50,9 @@ def key_of(
         "target_linear": target_weights.is_wanted(),
         "huge_pages": torch.device(device).type == "cpu" and huge_pages.available(),
         "caps": list(caps),
+        "lookup": wants_lookups(),
         "torch": torch.__version__,
+        "libraries": kernel_libraries(),
         "plugin": eagle_plugin.__version__,
         "kernels": loader.backend(torch.device(device).type),
         **settings,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from eagle_plugin.common.atomic_io import WriteError
-from eagle_plugin.runtime.startup import forced
+from eagle_plugin.runtime.startup import SWITCH, forced
 from eagle_plugin.selftest import record
 from eagle_plugin.selftest.failure import LeftOut, failure
 
@@ -51,13 +51,36 @@ def decide(key: Mapping[str, Any], test: Callable[[], list[str]], gather: Gather
         )
         if not reasons:
             return []
+    keep(key, reasons, seconds, logger)
+    if not reasons:
+        logger.info("eagle-plugin: the self-test of the %s passed in %.1f s", key["part"], seconds)
+    return told(reasons)
+
+
+def keep(key: Mapping[str, Any], reasons: list[str], seconds: float, logger: logging.Logger) -> None:
+    """Keep a result, if it can be written; else the log says so."""
     try:
         record.write(key, reasons, seconds)
     except WriteError as error:
         logger.warning("eagle-plugin: the result of the self-test is not kept, every start will repeat it: %s", error)
-    if not reasons:
-        logger.info("eagle-plugin: the self-test of the %s passed in %.1f s", key["part"], seconds)
-    return told(reasons)
+
+
+def keep_failure(key: Mapping[str, Any], reasons: list[str], logger: logging.Logger) -> None:
+    """Keep why rounds failed outside of a test, so that the next start does not try them again; `LeftOut` is not kept:
+    with more memory they may run."""
+    if kept := [reason for reason in reasons if not isinstance(reason, LeftOut)]:
+        keep(key, kept, 0.0, logger)
+
+
+def next_start(key: Mapping[str, Any] | None, gather: Gather, engine: str) -> str:
+    """What to do after a start that failed, for the end of its error: by what the record of any rank has now.
+
+    key: None where no start reads a record. engine: the name of the one whose own worker serves then.
+    """
+    kept = None if key is None else record.read(key)
+    if any(gather(kept is not None and not kept.passed)):
+        return f"start the server again: from now on it is served by {engine}'s own worker"
+    return f"start the server with {SWITCH}=0: then it is served by {engine}'s own worker"
 
 
 def agree(reasons: list[str], gather: Gather) -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import importlib.metadata
 import json
 import os
 from collections.abc import Mapping
@@ -18,6 +17,7 @@ import eagle_plugin
 from eagle_plugin.common import keyed_json
 from eagle_plugin.common.atomic_io import replace_output
 from eagle_plugin.common.devices import device_key
+from eagle_plugin.common.installed import kernel_libraries
 from eagle_plugin.kernels import loader
 
 SOURCES = ("core", "kernels", "policy", "runtime", "selftest", "sglang", "vllm")  # rooms that decide about a result
@@ -52,7 +52,7 @@ def key_of(part: str, device: torch.device | str, shape: Mapping[str, Any], engi
         "part": part,
         **device_key(device),
         "torch": torch.__version__,
-        "triton": _version("triton"),
+        "libraries": kernel_libraries(),
         "plugin": eagle_plugin.__version__,
         "sources": sources_digest(device.type),
         "engine": engine,
@@ -144,13 +144,6 @@ def _python_digest() -> str:
         for path in sorted((loader.PACKAGE / name).rglob("*.py")):
             digest.update(str(path.relative_to(loader.PACKAGE)).encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()
-
-
-def _version(distribution: str) -> str:
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return ""
 
 
 def _path(key: Mapping[str, Any]) -> Path:

@@ -25,11 +25,13 @@ from eagle_plugin.sglang.attention import TreeAttention
 from eagle_plugin.sglang.releases import sharded_as_drafter
 
 
-def fall_back(worker: Any, reasons: Sequence[str] = ()) -> None:
+def fall_back(worker: Any, reasons: Sequence[str], next_start: str) -> None:
     """Give the worker the engine's class, attention, sampler and graphs; reasons: what the self-test found.
 
+    next_start: what the user does if that fails (`selftest.decision.next_start`).
+
     Raises:
-        StartRefused: that failed too. The record of the self-test leaves the next start to the engine from the first.
+        StartRefused: that failed too.
     """
     try:
         _restore(worker)
@@ -37,8 +39,7 @@ def fall_back(worker: Any, reasons: Sequence[str] = ()) -> None:
         first, found = first_line(error), f" ({reasons[0]})" if reasons else ""
         raise StartRefused(
             UserError(
-                f"the self-test failed{found} and SGLang's own worker could not take over ({first}); start the server "
-                "again: from now on it is served by SGLang's own worker"
+                f"the self-test failed{found} and SGLang's own worker could not take over ({first}); {next_start}"
             )
         ) from error
 

@@ -137,9 +137,10 @@ def penalised(batch: Any) -> bool:
     """Whether a request of this ``ScheduleBatch`` has penalties or is still below its minimal length.
 
     Under overlap scheduling the host knows a request's length one round late: such a request may be past it already,
-    and then nothing happens to its logits.
+    and then nothing happens to its logits. batch is inside a forward, for which the engine has accumulated its own
+    penalties if any request has some: without them no request is looked at.
     """
-    return any(
+    return batch.sampling_info.acc_additive_penalties is not None and any(
         _strengths(request) != _NO_STRENGTHS or int(request.sampling_params.min_new_tokens) > len(request.output_ids)
         for request in batch.reqs
     )

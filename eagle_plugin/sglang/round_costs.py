@@ -37,6 +37,7 @@ from eagle_plugin.sglang import version
 from eagle_plugin.sglang.batch import RoundBatch
 from eagle_plugin.sglang.drafter import DraftState
 from eagle_plugin.sglang.dummy_batches import Parts, RandomBatches, parts_of
+from eagle_plugin.sglang.kernel_settings import kernel_settings
 from eagle_plugin.sglang.ranks import gather_objects, in_any_rank, rank_logger
 
 BUDGET_SECONDS = 10.0  # larger batches are left out when it is spent
@@ -85,6 +86,7 @@ def _key(worker: Any) -> dict[str, Any]:
         graphs=worker._round.sizes(),
         requests=worker.req_to_token_pool.size,
         levels=worker.draft_worker.levels.kind,
+        **kernel_settings(arguments),
     )
 
 

@@ -15,15 +15,20 @@ import torch
 
 from eagle_plugin.common.errors import UserError, first_line
 from eagle_plugin.heads.files import levels_of
+from eagle_plugin.policy.chooser import policy_mode
 from eagle_plugin.runtime.capturing import emulated
+from eagle_plugin.runtime.graphs import is_out_of_memory
+from eagle_plugin.runtime.lookups import wants_lookups
 from eagle_plugin.selftest import decision, subject
-from eagle_plugin.selftest.decision import decide, is_asked_for
+from eagle_plugin.selftest.decision import decide, is_asked_for, keep_failure, next_start
+from eagle_plugin.selftest.failure import LeftOut
 from eagle_plugin.selftest.shapes import CACHES, DTYPES, ModelShape, as_text
 from eagle_plugin.selftest.subject import Subject, round_key
 from eagle_plugin.sglang import version
 from eagle_plugin.sglang.block_flags import caps_of
 from eagle_plugin.sglang.dummy_batches import Parts, parts_of
 from eagle_plugin.sglang.fallback import fall_back
+from eagle_plugin.sglang.kernel_settings import kernel_settings
 from eagle_plugin.sglang.pools import chunk_of, windows_of
 from eagle_plugin.sglang.ranks import gather_objects, rank_logger
 from eagle_plugin.sglang.round_test import RoundTest
@@ -56,7 +61,8 @@ def prepared(prepare: Callable[[], None]) -> list[str]:
         raise
     except Exception as error:
         logger.exception("eagle-plugin: a first round of the plugin's worker failed")
-        failed = [f"a first round failed: {first_line(error)}"]
+        reason = f"a first round failed: {first_line(error)}"
+        failed = [LeftOut(reason) if is_out_of_memory(error) else reason]
     return [reason for found in gather_objects(failed) for reason in found]
 
 
@@ -64,15 +70,18 @@ def check_rounds(worker: Any, failed: Sequence[str] = ()) -> bool:
     """Test the rounds of a `TreeWorker` whose graphs have been captured; whether it may serve.
 
     If anything differs, or its rounds have failed already, the engine's own worker takes its place. Either way the
-    worker's ``announce`` says who serves.
+    worker's ``announce`` says who serves. failed: of all ranks (`prepared`); it is kept, so that the next start leaves
+    the server to the engine from the first. Raises StartRefused where the engine's worker cannot take over.
     """
-    runner = worker.target_worker.model_runner
+    runner, log = worker.target_worker.model_runner, rank_logger(logger)
     reasons = list(failed)
-    if not reasons and is_wanted(worker.device):
-        key = round_key(subject_of(runner), _device(runner))
-        reasons = decide(key, lambda: test_rounds(parts_of(worker)), gather_objects, rank_logger(logger))
+    key = round_key(subject_of(runner), _device(runner)) if is_wanted(worker.device) else None
+    if key is not None and reasons:
+        keep_failure(key, reasons, log)
+    elif key is not None:
+        reasons = decide(key, lambda: test_rounds(parts_of(worker)), gather_objects, log)
     if reasons:
-        fall_back(worker, reasons)
+        fall_back(worker, reasons, next_start(key, gather_objects, "SGLang"))
     worker.announce(reasons)
     return not reasons
 
@@ -104,7 +113,7 @@ def subject_of(runner: Any) -> Subject:
     """
     from sglang.srt.layers.radix_attention import RadixAttention
     from sglang.srt.model_executor.cuda_graph_config import Backend, Phase, check_cuda_graph_backend
-    from sglang.srt.runtime_context import get_parallel, get_schedule
+    from sglang.srt.runtime_context import get_exec, get_parallel, get_schedule
 
     layer = next(layer for layer in runner.model.modules() if isinstance(layer, RadixAttention))
     config, draft = runner.model_config, runner.spec_aux_config.draft_model_config
@@ -122,7 +131,9 @@ def subject_of(runner: Any) -> Subject:
         logit_cap=float(layer.logit_cap),
         **trees._asdict(),
     )
-    graphs = emulated() if runner.device == "cpu" else not check_cuda_graph_backend(Phase.DECODE, Backend.DISABLED)
+    graphs: Any = emulated() if runner.device == "cpu" else []
+    if runner.device == "cuda" and not check_cuda_graph_backend(Phase.DECODE, Backend.DISABLED):
+        graphs = list(get_exec().graph.cuda_graph_config.decode.bs or [])  # of these sizes
     real_round = {
         "target": config.hf_config.architectures[0],
         "layers": config.num_hidden_layers,
@@ -135,6 +146,9 @@ def subject_of(runner: Any) -> Subject:
         "page_size": get_schedule().page_size,
         "requests": get_schedule().max_running_requests,
         "graphs": graphs,
+        "policy": policy_mode(),  # which shapes are captured
+        "lookup": wants_lookups(),
+        **kernel_settings(runner.server_args),
         **({} if synthetic_rates(1) is None else {"acceptance": "synthetic"}),
     }
     engine = f"sglang {version.installed()}"

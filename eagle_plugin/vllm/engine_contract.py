@@ -61,11 +61,12 @@ CONTRACT: Contract = {
     "vllm.config.VllmConfig": attributes(
         "model_config cache_config parallel_config scheduler_config device_config speculative_config compilation_config"
         " kv_transfer_config ec_transfer_config additional_config reasoning_config structured_outputs_config"
-        " use_v2_model_runner attention_config"
+        " use_v2_model_runner attention_config lora_config kernel_config"
     )
     | {"_get_v1_model_runner_unsupported_features": "self"},
     "vllm.config.StructuredOutputsConfig": attributes("reasoning_parser"),
     "vllm.forward_context": {"set_forward_context": "attn_metadata vllm_config num_tokens num_tokens_across_dp ..."},
+    "vllm.config.KernelConfig": attributes("moe_backend"),
     "vllm.config.AttentionConfig": attributes("backend backend_per_kind hisparse_config"),
     "vllm.config.SpeculativeConfig": attributes(
         "method model num_speculative_tokens draft_model_config parallel_drafting disable_padded_drafter_batch"

@@ -7,23 +7,28 @@ On a GPU it always runs, once per device, versions and model (`eagle_plugin.self
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from eagle_plugin.common.errors import UserError
+from eagle_plugin.common.errors import UserError, first_line
 from eagle_plugin.core.shape import Levels, Shape
-from eagle_plugin.selftest.decision import decide, is_asked_for
+from eagle_plugin.policy.chooser import policy_mode
+from eagle_plugin.runtime.graphs import is_out_of_memory
+from eagle_plugin.runtime.lookups import wants_lookups
+from eagle_plugin.selftest.decision import decide, is_asked_for, keep_failure, next_start, told
 from eagle_plugin.selftest.launch import ask
 from eagle_plugin.selftest.shapes import ModelShape, as_text
 from eagle_plugin.selftest.subject import Subject, round_key
 from eagle_plugin.vllm import version
 from eagle_plugin.vllm.cache_dtypes import dtype_name
 from eagle_plugin.vllm.graph_modes import is_compiled, wants_graphs
+from eagle_plugin.vllm.kernel_settings import kernel_settings
 from eagle_plugin.vllm.synthetic import synthetic_rates
 
 
 class SelfTestFailed(UserError):
-    """The real round is not what it has to be on this machine; the next start is left to vLLM's own worker."""
+    """The real round is not what it has to be on this machine; the sentence says how the server starts without it."""
 
 
 def subject_of(vllm_config: Any, caps: Shape, levels: Levels, v2: bool = False) -> Subject | None:
@@ -57,11 +62,16 @@ def subject_of(vllm_config: Any, caps: Shape, levels: Levels, v2: bool = False) 
         "hidden": model.get_hidden_size(),
         "quantization": str(model.quantization),
         "head": draft.architectures[0],
+        "head_layers": getattr(draft.hf_text_config, "num_hidden_layers", None),
         "head_levels": levels.value,
         "ranks": ranks,
         "requests": vllm_config.scheduler_config.max_num_seqs,
         "compiled": is_compiled(vllm_config),
         "graphs": wants_graphs(vllm_config),
+        "policy": policy_mode(),  # which shapes are captured
+        "limits": vllm_config.speculative_config.num_speculative_tokens_per_batch_size,  # the same
+        "lookup": wants_lookups(),
+        **kernel_settings(vllm_config),
         **({"runner": "v2"} if v2 else {}),
         **({"expert_parallel": True} if parallel.enable_expert_parallel else {}),
         **({} if synthetic_rates(vllm_config.speculative_config) is None else {"acceptance": "synthetic"}),
@@ -88,13 +98,36 @@ def check_rounds(runner: Any, subject: Subject | None, logger: logging.Logger) -
     """Test the round of a `TreeModelRunner` whose caches no request uses yet; all ranks call this.
 
     Raises:
-        SelfTestFailed: anything differs; it is on record, so that the next start is left to vLLM's own worker.
+        SelfTestFailed: anything differs; if it is on record, the next start is left to vLLM's own worker.
     """
     if subject is None:
         return
     from eagle_plugin.vllm.ranks import gather_objects
     from eagle_plugin.vllm.round_test import RoundTest
 
-    reasons = decide(round_key(subject, runner.device), RoundTest(runner).run, gather_objects, logger)
+    key = round_key(subject, runner.device)
+    reasons = decide(key, RoundTest(runner).run, gather_objects, logger)
     if reasons:
-        raise SelfTestFailed(f"{'; '.join(reasons)}; started again, the server is served by vLLM's own worker")
+        raise SelfTestFailed(f"{'; '.join(reasons)}; {next_start(key, gather_objects, 'vLLM')}")
+
+
+@contextmanager
+def first_rounds(runner: Any, subject: Subject | None, logger: logging.Logger) -> Iterator[None]:
+    """Around the first rounds and captures of a worker: what fails in this rank is kept as a test that failed.
+
+    What the user can correct passes through, and so does a lack of memory: with more of it the next start may succeed.
+
+    Raises:
+        SelfTestFailed: something else was raised.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        if subject is None or is_out_of_memory(error):
+            raise
+        key, reason = round_key(subject, runner.device), f"a first round failed: {first_line(error)}"
+        keep_failure(key, [reason], logger)
+        # Without the other ranks: they may be anywhere.
+        raise SelfTestFailed(f"{told([reason])[0]}; {next_start(key, lambda kept: [kept], 'vLLM')}") from error

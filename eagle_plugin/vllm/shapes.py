@@ -25,6 +25,7 @@ from eagle_plugin.runtime.round import Drafts
 from eagle_plugin.vllm import captured_costs, round_costs, version
 from eagle_plugin.vllm.batch import RoundBatch
 from eagle_plugin.vllm.graph_modes import is_compiled
+from eagle_plugin.vllm.kernel_settings import kernel_settings
 from eagle_plugin.vllm.ranks import gather_objects
 
 
@@ -152,12 +153,11 @@ def choose_shapes(runner: Any, caps: Shape, mode: str, logger: logging.Logger) -
         compiled=is_compiled(config),
         quantization=config.model_config.quantization,
         kv_cache=config.cache_config.cache_dtype,
-        lora=config.lora_config is not None,
         levels=runner.drafter.levels.kind,
         ranks=ranks,
-        engines=config.parallel_config.data_parallel_size,  # 1 where they do not step together
         expert_parallel=config.parallel_config.enable_expert_parallel,
         graphs=runner._step.sizes() if graphs else [],
+        **kernel_settings(config),
     )
     policy = start_policy(
         caps,

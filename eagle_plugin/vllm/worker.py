@@ -15,7 +15,7 @@ from eagle_plugin.vllm.executor import TreeExecutor, with_drafts
 from eagle_plugin.vllm.plugin_config import plugin_config
 from eagle_plugin.vllm.ranks import rank_logger
 from eagle_plugin.vllm.runner import TreeModelRunner
-from eagle_plugin.vllm.selftest import check_rounds
+from eagle_plugin.vllm.selftest import check_rounds, first_rounds
 
 if TYPE_CHECKING:
     from eagle_plugin.vllm.v2_runner import V2TreeModelRunner
@@ -39,14 +39,16 @@ class TreeWorker(Worker):
         step, test the round and measure it.
 
         Raises:
-            SelfTestFailed: the test found a difference.
+            SelfTestFailed: the test found a difference, or something failed before it or in a measurement.
         """
-        runner = self.model_runner
-        runner.capture_steps()
+        runner, log = self.model_runner, rank_logger(logger)
         ours = plugin_config(self.vllm_config.speculative_config)
         assert ours is not None
-        check_rounds(runner, ours.subject, rank_logger(logger))
-        runner.choose_by_costs()
+        with first_rounds(runner, ours.subject, log):
+            runner.capture_steps()
+        check_rounds(runner, ours.subject, log)
+        with first_rounds(runner, ours.subject, log):
+            runner.choose_by_costs()
         runner.open_mailbox()
         runner.open_features()
         return super().compile_or_warm_up_model()

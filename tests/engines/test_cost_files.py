@@ -73,6 +73,12 @@ def test_the_key_has_who_computes_the_targets_layers(monkeypatch: pytest.MonkeyP
     assert key() != before
 
 
+def test_the_key_has_the_lookups(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = key()
+    monkeypatch.setenv("EAGLE_LOOKUP", "on")
+    assert key() != before
+
+
 def broken(change: Callable[[dict[str, Any]], Any]) -> Callable[[str], str]:
     def damage(text: str) -> str:
         kept = json.loads(text)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from prometheus_client import REGISTRY, generate_latest
+from prometheus_client import REGISTRY, CollectorRegistry, Histogram, generate_latest
 
 from eagle_plugin.common.metric_registry import forget
-from eagle_plugin.runtime.round_metrics import REJECTED_ROUNDS, RejectionWatch, RoundMetrics
+from eagle_plugin.runtime.round_metrics import REJECTED_ROUNDS, Recorder, RejectionWatch, RoundMetrics, observe
 
 LABELS = ("model_name", "engine")
 
@@ -35,6 +37,50 @@ def test_every_metric_counts() -> None:
     assert [value("accept_length_bucket", le=f"{n}.0") for n in (1, 2, 3, 4)] == [1, 2, 4, 5]
     assert value("accept_length_sum") == 8 + 5 and value("accept_length_count") == 5
     forget()
+
+
+class Counted:
+    """Stands for a metric of the client; counts the calls into all of them."""
+
+    calls = 0
+
+    def __init__(self) -> None:
+        self._upper_bounds = [1.0, 2.0, 3.0, 4.0, math.inf]
+        self._buckets = [self] * 5
+        self._sum = self
+
+    def inc(self, amount: float = 1) -> None:
+        Counted.calls += 1
+
+    set = observe = inc
+
+
+@pytest.mark.parametrize(("requests", "most"), [(4, 14), (256, 14)])
+def test_the_client_is_called_by_length_and_not_by_request(requests: int, most: int) -> None:
+    """The calls are made between two rounds."""
+    metrics = [Counted() for _ in range(4)]
+    recorder = Recorder(*metrics, [Counted() for _ in range(3)], Counted(), lambda reason: Counted())
+    before = Counted.calls
+    recorder.record([n % 4 for n in range(requests)], 7 * requests)
+    assert 10 < Counted.calls - before <= most
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_many_observations_at_once_are_as_many_of_one(is_known: bool) -> None:
+    """Also with a client whose values are called otherwise."""
+    found = []
+    for at_once in (True, False):
+        registry = CollectorRegistry()
+        histogram = Histogram("length", "", ["engine"], buckets=range(1, 4), registry=registry).labels("0")
+        given = histogram if is_known else SimpleNamespace(observe=histogram.observe)
+        for amount, times in ((1, 3), (3, 2), (4, 5)):
+            if at_once:
+                observe(given, amount, times)
+            else:
+                [histogram.observe(amount) for _ in range(times)]
+        shown = generate_latest(registry).decode().splitlines()
+        found.append([line for line in shown if "_created" not in line])
+    assert found[0] == found[1] and 'length_count{engine="0"} 10.0' in found[0]
 
 
 def test_engines_are_counted_apart() -> None:

@@ -150,6 +150,29 @@ def test_errors_are_of_the_predictions_before_the_steps() -> None:
     assert sum(chooser.errors) == 3 and chooser.report().errors == tuple(chooser.errors)
 
 
+def test_a_report_reads_no_more_after_more_sizes_of_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is made between two rounds; the phases of all steps are sums by then."""
+    now, expected, read = 0.0, 0.0, []
+    policy = Policy(CAPS, CostModel(device(64)))
+    chooser = ShapeChooser(CAPS, policy, clock=lambda: now)
+    for b in range(1, 200):
+        for _ in range(2):  # the second is timed
+            chooser.begin(CAPS, b, 10 * b)
+            predicted = policy.costs.seconds([CAPS], b, 10 * b)[CAPS]
+            now += policy.costs.costs.round(CAPS, b, 10 * b)
+        expected += predicted if b < 199 else 0.0  # the last one has not ended
+    for name in ("phases", "correction", "tabled"):
+        healthy = getattr(policy.costs, name)
+        monkeypatch.setattr(
+            policy.costs, name, lambda shape, b, *rest, healthy=healthy: read.append(b) or healthy(shape, b, *rest)
+        )
+    chooser.choose(1, 10)
+    read.clear()
+    report = chooser.report()
+    assert sum(report.phases.values()) == pytest.approx(expected)
+    assert len(read) == len(policy.shapes) and set(read) == {1}
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Results
 

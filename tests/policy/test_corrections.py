@@ -124,3 +124,22 @@ def test_what_is_known_well_is_not_moved_by_the_machine(monkeypatch: pytest.Monk
     serve(2, 0.3)
     later = filtered.errors(0)
     assert abs(later[SHAPES[2]] - later[SHAPES[0]]) < 0.08
+
+
+@pytest.mark.filterwarnings("error")
+def test_what_was_learned_long_ago_is_forgotten() -> None:
+    """After a million rounds of other batches, of which nothing is left of 0.999 per round: as if it began anew."""
+    filtered, anew = Corrections(), Corrections()
+    for size, shape, ratio in ((0, 2, 0.3), (5, 0, 0.0)):
+        for _ in range(9):
+            filtered.observe(size, SHAPES[shape], ratio)
+    filtered._rounds += 1_000_000
+    assert filtered.errors(0)[SHAPES[2]] == 0.0
+    assert filtered.doubt(0, SHAPES[2], PLAIN) == pytest.approx(math.sqrt(2) * TABLE_ERROR)
+    filtered._scale = anew._scale
+    filtered.speed = anew.speed
+    for shape in (2, 0, 2):
+        filtered.observe(0, SHAPES[shape], 0.1 * shape)
+        anew.observe(0, SHAPES[shape], 0.1 * shape)
+        assert filtered.speed == pytest.approx(anew.speed, abs=1e-9)
+        assert filtered.errors(0) == pytest.approx(anew.errors(0), abs=1e-9)

@@ -50,7 +50,7 @@ def test_those_of_other_sources_are_not_listed() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["part", "device", "driver", "torch", "triton", "plugin", "sources", "engine", "shape"]
+    "name", ["part", "device", "driver", "torch", "libraries", "plugin", "sources", "engine", "shape"]
 )
 def test_a_result_belongs_to_one_key(name: str) -> None:
     record.write(key(), [], 1.0)

@@ -144,6 +144,14 @@ def test_the_prefill_lists_as_many_tokens_as_the_drafter_asks_for():
     assert top_m == "fast_topk(probs, self.topk, dim=-1)"
 
 
+def test_a_forward_knows_whether_any_request_has_penalties():
+    """`penalties.penalised` reads it."""
+    assert calls(Scheduler._forward_isolation, "copy_for_forward") == ["sched_sampling_info.copy_for_forward()"]
+    assert calls(SamplingBatchInfo.copy_for_forward, "update_penalties") == ["self.update_penalties()"]
+    accumulated = assignments(SamplingBatchInfo.update_penalties, "self.acc_additive_penalties")
+    assert len(accumulated) == 2 and accumulated[1] == "None"
+
+
 def test_the_engines_order_of_transforms_is_ours():
     """Penalties, grammar, bias (logits.py has the same order); then custom processors, then NaN."""
     steps = ["_apply_pre_grammar_logits_transforms", "grammar_mask.apply", "_apply_post_grammar_logits_transforms"]

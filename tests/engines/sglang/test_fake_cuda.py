@@ -203,6 +203,8 @@ def test_penalties(library: FakeLibrary, decode_round: DecodeRound, parameters: 
     library.launched.clear()
     for request in schedule.reqs:
         request.output_ids = []  # the host knows nothing of it
+    # As the engine does for the forward of a batch with penalties.
+    schedule.sampling_info.acc_additive_penalties = torch.zeros(B, VOCABULARY, device=CUDA)
     accepted = verifier.walk_with_transforms(batch, schedule, drafts, logits, None, None)
     verifier.penalties.count(batch, accepted)
     assert all_on_cuda(*accepted)

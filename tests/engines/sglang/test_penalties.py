@@ -60,6 +60,13 @@ def started(reqs: list[Req]) -> NodePenalties:
     return penalties
 
 
+def inside_a_forward(reqs: list[Req]) -> Batch:
+    """A batch with what the engine has accumulated for its forward."""
+    batch = Batch(reqs)
+    batch.sampling_info = engine_info(batch).copy_for_forward()
+    return batch
+
+
 def request(output: list[int] | torch.Tensor, **parameters) -> Req:
     made = Req("name", "", array("q", [1, 2, 3]), SamplingParams(**parameters), eos_token_ids={MODEL_STOP})
     made.tokenizer = SimpleNamespace(additional_stop_token_ids={EXTRA_STOP}, eos_token_id=EOS)
@@ -153,13 +160,32 @@ def test_every_node_is_penalised_as_the_engine_would_after_its_path(seed, names,
         output[-1] = tokens[i, 0]
         reqs.append(request(output, **STRENGTHS[name]))
     penalties = started(reqs)
-    batch, logits = Batch(reqs), torch.randn(b * width, VOCAB, generator=gen) * 3
+    batch, logits = inside_a_forward(reqs), torch.randn(b * width, VOCAB, generator=gen) * 3
     assert penalised(batch) == any(
         set(STRENGTHS[name]) - {"min_new_tokens", "stop_token_ids"}
         or STRENGTHS[name].get("min_new_tokens", 0) > output_length
         for name in names
     )
     check(batch, make_tree(parents, tokens), logits, penalties)
+
+
+def test_without_penalties_no_request_is_looked_at() -> None:
+    """A round is prepared on the host; the engine knows already whether any request of the batch has penalties."""
+
+    class Unread:
+        def __getattr__(self, name: str) -> None:
+            raise AssertionError("it is looked at")
+
+    plain, penalties = [request([5])], [request([5], presence_penalty=0.5)]
+    for reqs in (plain, penalties):
+        started(reqs)
+    batch = inside_a_forward(plain)
+    batch.reqs = [Unread()]
+    assert not penalised(batch)
+    others = inside_a_forward(penalties)
+    others.reqs = batch.reqs
+    with pytest.raises(AssertionError, match="it is looked at"):
+        penalised(others)
 
 
 def test_rounds_of_several_tokens_are_counted_as_they_come():
@@ -172,7 +198,7 @@ def test_rounds_of_several_tokens_are_counted_as_they_come():
         tokens = torch.randint(0, VOCAB, (len(present), 5), generator=gen)
         tokens[:, 0] = torch.tensor([req.output_ids[-1] for req in present])
         tree = make_tree(random_parents(len(present), 5, gen), tokens)
-        batch = Batch(present)
+        batch = inside_a_forward(present)
         check(batch, tree, torch.randn(len(present) * 5, VOCAB, generator=gen), penalties)
         new = torch.randint(0, VOCAB, (len(present), 4), generator=gen)
         lengths = torch.randint(1, 5, (len(present),), generator=gen, dtype=torch.int32)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,7 +21,7 @@ from eagle_plugin.runtime.startup import StartRefused
 from eagle_plugin.selftest import decision, record, suite
 from eagle_plugin.selftest.failure import failure
 from eagle_plugin.selftest.shapes import ModelShape, as_text
-from eagle_plugin.selftest.subject import Subject
+from eagle_plugin.selftest.subject import Subject, round_key
 from eagle_plugin.sglang import fallback, selftest, support
 from eagle_plugin.sglang.caches import unsupported_cache
 
@@ -266,19 +266,22 @@ RUNNER = SimpleNamespace(device="cpu", dtype=torch.float32)
 SUBJECT = Subject("cpu", 1, [32, 32], as_text(ModelShape()), {"layers": 2}, "sglang")
 
 
-def rounds_of(monkeypatch: pytest.MonkeyPatch, found: list[str]) -> list[Any]:
-    """What `check_rounds` does with a worker whose round's test gives these findings: handed over, announced."""
+def rounds_of(monkeypatch: pytest.MonkeyPatch, found: list[str], failed: Sequence[str] = ()) -> list[Any]:
+    """What `check_rounds` does with a worker whose round's test gives these findings: handed over, announced.
+
+    failed: what its first rounds gave before.
+    """
     done: list[Any] = []
     monkeypatch.setenv("EAGLE_SELFTEST", "1")
     ranks(monkeypatch, lambda value: [])
     monkeypatch.setattr(selftest, "subject_of", lambda runner: SUBJECT)
     monkeypatch.setattr(selftest, "parts_of", lambda worker: None)
     monkeypatch.setattr(selftest, "test_rounds", lambda parts: found)
-    monkeypatch.setattr(selftest, "fall_back", lambda worker, reasons: done.append("handed over"))
+    monkeypatch.setattr(fallback, "_restore", lambda worker: done.append("handed over"))
     worker = SimpleNamespace(
         device="cpu", target_worker=SimpleNamespace(model_runner=RUNNER), announce=lambda reasons: done.append(reasons)
     )
-    selftest.check_rounds(worker)
+    selftest.check_rounds(worker, failed)
     return done
 
 
@@ -305,11 +308,58 @@ def test_a_fallback_that_fails_refuses_the_start(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(fallback, "_restore", fails)
     with pytest.raises(StartRefused) as caught:
-        fallback.fall_back(SimpleNamespace())
+        fallback.fall_back(SimpleNamespace(), [], "do this")
     assert str(caught.value) == (
-        "eagle-plugin: the self-test failed and SGLang's own worker could not take over (no such backend); start the "
-        "server again: from now on it is served by SGLang's own worker"
+        "eagle-plugin: the self-test failed and SGLang's own worker could not take over (no such backend); do this"
     )
+
+
+AGAIN = "start the server again: from now on it is served by SGLang's own worker"
+SWITCHED_OFF = "start the server with EAGLE_PLUGIN=0: then it is served by SGLang's own worker"
+
+
+@pytest.mark.parametrize("is_tested", [True, False])
+@pytest.mark.parametrize(
+    ("error", "is_kept", "is_writable"),
+    [
+        (RuntimeError("an illegal memory access"), True, True),
+        (RuntimeError("an illegal memory access"), False, False),
+        (torch.OutOfMemoryError("CUDA out of memory"), False, True),
+    ],
+)
+def test_after_a_start_that_failed_twice_the_sentence_is_true(
+    error: Exception, is_kept: bool, is_writable: bool, is_tested: bool, kept: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A first round raises, and so does the way back: the next start is the engine's only if a record says so, and
+    reads it. With more memory the first round may run: that is not kept."""
+    ranks(monkeypatch, lambda value: [])
+    failed = selftest.prepared(raising(error))
+    if not is_writable:
+        record.folder().write_text("a file")
+
+    def fails(worker: Any) -> None:
+        raise AttributeError("no such backend")
+
+    monkeypatch.setattr(selftest, "subject_of", lambda runner: SUBJECT)
+    monkeypatch.setattr(fallback, "_restore", fails)
+    monkeypatch.setattr(selftest, "is_wanted", lambda device: is_tested)
+    worker = SimpleNamespace(device="cpu", target_worker=SimpleNamespace(model_runner=RUNNER))
+    with pytest.raises(StartRefused) as caught:
+        selftest.check_rounds(worker, failed)
+    sentence = str(caught.value)
+    assert f"(a first round failed: {error}) and SGLang's own worker could not take over (no such backend)" in sentence
+    assert sentence.endswith(AGAIN if is_kept and is_tested else SWITCHED_OFF)
+    found = record.read(round_key(SUBJECT, "cpu"))
+    assert (None if found is None else found.reasons) == (failed if is_kept and is_tested else None)
+    monkeypatch.setattr(suite, "run", lambda *arguments: suite.Report([]))
+    assert bool(selftest.failed_kernels(RUNNER)) == (is_kept and is_tested)  # of the next start
+
+
+def test_first_rounds_that_failed_are_not_tried_again(kept: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    failed = ["a first round failed: no kernel"]
+    assert rounds_of(monkeypatch, [], failed) == ["handed over", failed]
+    monkeypatch.setattr(suite, "run", lambda *arguments: suite.Report([]))
+    assert "the self-test failed: a first round failed: no kernel" in selftest.failed_kernels(RUNNER)[0]
 
 
 @pytest.mark.server

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,15 +17,20 @@ from torch import Tensor
 from vllm_configs import configure
 from vllm_engines import engine, runner
 
+from eagle_plugin.common.errors import UserError
 from eagle_plugin.kernels import loader
 from eagle_plugin.runtime.accept import KVCaches
 from eagle_plugin.runtime.graph_emulator import recording_launches
 from eagle_plugin.selftest import record
 from eagle_plugin.selftest.failure import LeftOut
+from eagle_plugin.selftest.shapes import ModelShape, as_text
+from eagle_plugin.selftest.subject import Subject, round_key
 from eagle_plugin.vllm import attention, plugin_config, support, unsupported
+from eagle_plugin.vllm import worker as worker_module
 from eagle_plugin.vllm.graph_test import GraphTest
 from eagle_plugin.vllm.round_test import RoundTest
 from eagle_plugin.vllm.selftest import SelfTestFailed
+from eagle_plugin.vllm.worker import TreeWorker
 
 TREES = {"depth": 3, "topk": 2, "nodes": 8}
 
@@ -134,9 +141,10 @@ def test_after_a_failed_round_vllms_own_worker_serves(
 ) -> None:
     with monkeypatch.context() as patch:
         skew(patch)
-        sentence = "a tree in one forward .* started again, the server is served by vLLM's own worker"
+        sentence = "a tree in one forward .* start the server again: from now on it is served by vLLM's own worker"
         with pytest.raises(SelfTestFailed, match=sentence), engine(target, head, **TREES):  # type: ignore[arg-type]
             pass
+    monkeypatch.setenv("EAGLE_POLICY", "fixed")  # as `engine` had it: the record is of a server with these shapes
     options = {"max_num_seqs": 8, "additional_config": {"eagle_plugin": {"depth": 3, "topk": 2}}}
     lines.clear()
     config = configure(target, head, **options)
@@ -147,6 +155,59 @@ def test_after_a_failed_round_vllms_own_worker_serves(
     assert line.endswith("after a repair run: eagle-plugin selftest --again")
     record.forget()
     assert plugin_config.is_served(configure(target, head, **options).speculative_config)
+
+
+SUBJECT = Subject("cpu", 1, [32, 32], as_text(ModelShape()), {"layers": 2}, "vllm")
+
+
+@pytest.mark.parametrize("part", ["capture_steps", "choose_by_costs"])
+@pytest.mark.parametrize(
+    ("subject", "is_writable", "wanted"),
+    [
+        (SUBJECT, True, "start the server again: from now on it is served by vLLM's own worker"),
+        (SUBJECT, False, "start the server with EAGLE_PLUGIN=0: then it is served by vLLM's own worker"),
+        (None, True, ""),
+    ],
+)
+def test_what_raises_beside_the_test_is_kept_too(
+    part: str,
+    subject: Subject | None,
+    is_writable: bool,
+    wanted: str,
+    lines: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The next start is vLLM's only if a record says so, and only servers that test themselves read records."""
+    raised = {part: RuntimeError("an illegal memory access\nmore")}
+
+    def step(name: str) -> None:
+        if name in raised:
+            raise raised[name]
+
+    def start() -> None:
+        steps = {name: partial(step, name) for name in ("capture_steps", "choose_by_costs")}
+        config = SimpleNamespace(speculative_config=None)
+        worker = SimpleNamespace(model_runner=SimpleNamespace(device=torch.device("cpu"), **steps), vllm_config=config)
+        TreeWorker.compile_or_warm_up_model(worker)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(worker_module, "plugin_config", lambda config: SimpleNamespace(subject=subject))
+    monkeypatch.setattr(worker_module, "check_rounds", lambda *arguments: None)
+    monkeypatch.setattr(worker_module, "rank_logger", lambda logger: logger)
+    if not is_writable:
+        record.folder().parent.mkdir(parents=True, exist_ok=True)
+        record.folder().write_text("a file")
+    with pytest.raises(SelfTestFailed if subject else RuntimeError, match="an illegal memory access") as caught:
+        start()
+    found = record.read(round_key(SUBJECT, "cpu"))
+    assert (found is not None) == (subject is not None and is_writable)
+    assert str(caught.value).endswith(wanted)
+    assert found is None or found.reasons == ["a first round failed: an illegal memory access"]
+    for error in (torch.OutOfMemoryError("CUDA out of memory"), UserError("correct it")):
+        record.forget()
+        raised[part] = error  # type: ignore[assignment]
+        with pytest.raises(type(error)) as caught:
+            start()
+        assert caught.value is error and record.read(round_key(SUBJECT, "cpu")) is None
 
 
 @pytest.fixture(scope="module")

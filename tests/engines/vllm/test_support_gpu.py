@@ -8,11 +8,15 @@ from typing import Any
 import pytest
 from vllm.config import CompilationMode, CUDAGraphMode, VllmConfig
 from vllm.config import vllm as vllm_config_module
+from vllm.v1.attention.backends.registry import AttentionBackendEnum
 from vllm_configs import configure, needs
 
+from eagle_plugin.common import keyed_json
+from eagle_plugin.core.shape import Levels, Shape
+from eagle_plugin.selftest import record
 from eagle_plugin.selftest.launch import Answer
 from eagle_plugin.selftest.shapes import ModelShape
-from eagle_plugin.selftest.subject import Subject
+from eagle_plugin.selftest.subject import Subject, round_key
 from eagle_plugin.vllm import plugin, plugin_config, selftest, support, unsupported
 
 pytestmark = pytest.mark.usefixtures("lines")
@@ -125,6 +129,56 @@ def test_the_record_of_a_round_is_of_one_way_to_run_it(
     first, second = (subject.real_round for subject in asked)
     key = {"compilation": "compiled", "graphs": "graphs"}[change]
     assert (first[key], second[key]) == (True, False)
+
+
+def record_of(config: VllmConfig) -> Path:
+    """Where the record of this server's round is."""
+    subject = selftest.subject_of(config, Shape(2, 4, 8), Levels.RECURRENT)
+    assert subject is not None
+    return keyed_json.path_of(Path(), round_key(subject, "cpu"))
+
+
+def has_adapters(config: VllmConfig) -> None:
+    object.__setattr__(config, "lora_config", object())
+
+
+def has_a_deeper_head(config: VllmConfig) -> None:
+    assert config.speculative_config is not None
+    config.speculative_config.draft_model_config.hf_text_config.num_hidden_layers = 2
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        has_adapters,
+        has_a_deeper_head,
+        needs("attention_config", "backend", AttentionBackendEnum.FLASHINFER),
+        needs("attention_config", "backend_per_kind", {"full_attention": AttentionBackendEnum.FLASHINFER}),
+        needs("kernel_config", "moe_backend", "triton"),
+        needs("parallel_config", "data_parallel_size", 2),
+        needs("speculative_config", "num_speculative_tokens_per_batch_size", [[1, 1, 4], [2, 64, 1]]),
+    ],
+)
+def test_a_record_belongs_to_the_configuration_that_was_tested(change: Any, gpu_config: Any) -> None:
+    """Else a round that was never tested on this machine would be served."""
+    config = gpu_config()
+    before = record_of(config)
+    assert record_of(config) == before  # the control
+    change(config)
+    assert record_of(config) != before
+
+
+def test_a_record_belongs_to_the_variables_and_libraries_that_were_tested(
+    gpu_config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, found = gpu_config(), set()
+    for name, value in (("", ""), ("EAGLE_POLICY", "fixed"), ("EAGLE_LOOKUP", "on")):
+        with monkeypatch.context() as patch:
+            if name:
+                patch.setenv(name, value)
+            found.add(record_of(config))
+    monkeypatch.setattr(record, "kernel_libraries", lambda: "flashinfer-python 9.9")
+    assert len({*found, record_of(config)}) == 4
 
 
 @pytest.mark.parametrize("name", ["VLLM_BATCH_INVARIANT", "VLLM_USE_BREAKABLE_CUDAGRAPH"])
