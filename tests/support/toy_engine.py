@@ -89,7 +89,9 @@ class Verifier(TreeVerifier):
         )
         config = SimpleNamespace(vocab_size=V, model_is_mrope=False)
         runner = SimpleNamespace(model_config=config, device="cpu", model=torch.nn.Module())
-        super().__init__(SimpleNamespace(model_runner=runner), None, ROWS, SimpleNamespace(get_kvcache=lambda: engines_pool or pool))
+        super().__init__(
+            SimpleNamespace(model_runner=runner), None, ROWS, SimpleNamespace(get_kvcache=lambda: engines_pool or pool)
+        )
         self._forward = self._target
 
     def _target(self, batch: RoundBatch, *, tokens: Any, positions: Any, slots: Any, info: Any, **_: Any) -> Any:
