@@ -204,10 +204,13 @@ def _attend(
     if SPLIT:
         part = at * splits + split
         lse = highest + tl.log2(total)  # -inf where the row sees no key of this stretch
-        tl.store(lse_ptr + part, lse, mask=valid & (used > 1))
-        tl.store(part_ptr + part[:, None] * DIM_V + dv[None, :], acc, mask=stored & (used > 1))
-        stored = stored & (used == 1)
-    tl.store(out_ptr + at[:, None] * DIM_V + dv[None, :], acc.to(out_ptr.dtype.element_ty), mask=stored)
+        if used > 1:
+            tl.store(lse_ptr + part, lse, mask=valid)
+            tl.store(part_ptr + part[:, None] * DIM_V + dv[None, :], acc, mask=stored)
+        else:
+            tl.store(out_ptr + at[:, None] * DIM_V + dv[None, :], acc.to(out_ptr.dtype.element_ty), mask=stored)
+    else:
+        tl.store(out_ptr + at[:, None] * DIM_V + dv[None, :], acc.to(out_ptr.dtype.element_ty), mask=stored)
 
 
 def tree_attention(
