@@ -6,10 +6,10 @@ the tree (a tile has at most 128 rows: a larger tree reads its keys once per til
 is visible to every row and needs no mask but that of a row's first visible position; the tail, at most 64 keys, is
 masked by the ancestor bitmasks in the program of the last stretch.
 
-Long contexts are split over programs and merged by a second kernel. The grid comes from shapes alone, and how many of
-its programs a request uses from its length on the device (`triton_tiles.used_splits`): a launch can be captured in a
-CUDA graph and replayed with other lengths, and one long request among short ones is not left to a single program. The
-other programs return at once. Every load of a key or value is one slot's contiguous `head_dim` elements: full sectors
+Long contexts are split over programs and merged by a second kernel. The grid comes from shapes alone. Each request uses
+as many of its programs as its length on the device asks for (`triton_tiles.used_splits`), and the others return at
+once: a launch can be captured in a CUDA graph and replayed with other lengths, and one long request among short ones is
+not left to a single program. Every load of a key or value is one slot's contiguous `head_dim` elements: full sectors
 for any page size.
 """
 

@@ -89,6 +89,33 @@ def test_the_torch_path_does_read_tensors(kernels: tuple[Launches, Launches], mo
     assert kernels[0].grids == []
 
 
+def test_what_was_right_is_not_checked_again(
+    kernels: tuple[Launches, Launches], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked: list[Any] = []
+    monkeypatch.setattr(attention, "_checked", set())
+    monkeypatch.setattr(attention, "MOST_CHECKED", 2)
+    healthy = attention.check_all
+
+    def counted(*wanted: Any, **sizes: int) -> dict[str, int]:
+        checked.append(wanted)
+        return healthy(*wanted, **sizes)
+
+    monkeypatch.setattr(attention, "check_all", counted)
+    with FakeTensorMode():
+        good = arguments(2, 8, 512)
+        attention.tree_attention(**good)
+        once = len(checked)
+        attention.tree_attention(**good)
+        assert len(checked) == once > 0
+        for _ in range(2):
+            with pytest.raises(TypeError, match="rows is int32, wanted int64"):
+                attention.tree_attention(**good | {"rows": good["rows"].int()})
+        for width in (600, 700):
+            attention.tree_attention(**arguments(2, 8, width))
+    assert len(attention._checked) == 1  # of few shapes at a time
+
+
 def test_argument_checks(kernels: tuple[Launches, Launches]) -> None:
     with FakeTensorMode():
         good = arguments(2, 8, 512)
