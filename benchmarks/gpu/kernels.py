@@ -117,6 +117,24 @@ def attention_rows(
                 yield Row("tree_attention", f"batch {b}, context {context}, {nodes} nodes", moved, calls, case)
 
 
+def mixed_row(shape: tuple[int, int, int, int], dtype: torch.dtype) -> Row:
+    """One long request in a full batch of short ones; the slot table is as wide as a model's context."""
+    heads, kv_heads, dim, _ = shape
+    prefix = torch.tensor([65536, *[1024] * 31], device="cuda")
+    b, nodes, keys = len(prefix), 16, int(prefix.sum()) + 16 * len(prefix)
+    sizes = (b * nodes, heads), (keys, kv_heads), (keys, kv_heads)
+    q, *cache = (torch.randn(*size, dim, dtype=dtype, device="cuda") for size in sizes)
+    slots = torch.randperm(keys, device="cuda").int().split((prefix + nodes).tolist())
+    table = torch.zeros(b, 131072, dtype=torch.int32, device="cuda")
+    for row, own in zip(table, slots, strict=True):
+        row[: len(own)] = own
+    rows = torch.arange(b, device="cuda")
+    ancestors = (-1 ^ (-2 << torch.arange(nodes, device="cuda"))).repeat(b, 1)  # a chain
+    ours = functools.partial(tree_attention, q, *cache, table, rows, prefix, ancestors, tail=nodes, scale=dim**-0.5)
+    moved = 2 * (keys * kv_heads + b * nodes * heads) * dim * dtype.itemsize
+    return Row("tree_attention", f"batch {b}, one context 65536, others 1024, {nodes} nodes", moved, {"ours": ours})
+
+
 def agrees(name: str, ours: Call, theirs: Call) -> bool:
     """Whether another library runs this case; AssertionError if its result is another one."""
     try:
@@ -255,6 +273,7 @@ def main() -> int:
     found = []
     for rows in (
         attention_rows(shape, getattr(torch, options.dtype), options.batches),
+        [mixed_row(shape, getattr(torch, options.dtype))],
         topk_rows(shape[3], options.batches),
         tree_rows(shape[3], options.batches),
     ):

@@ -82,6 +82,11 @@ struct VerifyCall {
   EAGLE_HD bool is_padding(int64_t node) const { return node % width > 0 && parents[node] < 0; }
   EAGLE_HD LogitsRow<float> row(int64_t node) const { return {logits + node * step, vocabulary}; }
   EAGLE_HD SamplingRow params_of(int64_t node) const { return params.row(node / width); }
+  // Of a greedy row, whose top-k is 1, the most likely token is all that a walk needs.
+  EAGLE_HD bool is_filtered(int64_t node) const {
+    const SamplingRow of = params_of(node);
+    return of.top_k != 1 && of.cuts(vocabulary);
+  }
 
   template <class Team>
   EAGLE_HD void find_best(Team& team, int64_t node, const RowPart& part) const {
@@ -89,12 +94,12 @@ struct VerifyCall {
   }
   template <class Team>
   EAGLE_HD void weigh(Team& team, WeighScratch& scratch, int64_t node, const RowPart& part) const {
-    if (is_padding(node) || !params_of(node).cuts(vocabulary)) return;
+    if (is_padding(node) || !is_filtered(node)) return;
     weigh_part(team, scratch, row(node), params_of(node), chained, part, work[node]);
   }
   template <class Team>
   EAGLE_HD void collect(Team& team, CollectScratch& scratch, int64_t node, const RowPart& part) const {
-    if (is_padding(node) || !params_of(node).cuts(vocabulary)) return;
+    if (is_padding(node) || !is_filtered(node)) return;
     collect_part(team, scratch, row(node), params_of(node), chained, part, work[node]);
   }
   template <class Team>

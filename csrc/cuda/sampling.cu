@@ -9,7 +9,8 @@ namespace {
 constexpr unsigned kPartThreads = 512;    // a row of logits is long: many loads must be in flight
 constexpr unsigned kFinishThreads = 256;  // a few thousand tokens, and bins
 constexpr int64_t kLeastPart = 1024;      // tokens of a row's part, or its blocks would have too little to do
-constexpr unsigned kWalkThreads = 256;    // a walk may read a row per drawn token
+constexpr unsigned kWalkThreads = 256;    // a walk over tokens that were drawn before it
+constexpr unsigned kReadThreads = 1024;   // one that reads a row per token: there are few blocks, one per request
 constexpr unsigned kNumberThreads = 32;   // one thread per number; small blocks spread over the GPU
 
 __global__ void __launch_bounds__(kNumberThreads) uniforms_kernel(UniformsCall call) {
@@ -59,7 +60,8 @@ __global__ void __launch_bounds__(kPartThreads, 2) draw_kernel(VerifyCall call) 
   call.draw(team, blockIdx.x, this_part());
 }
 
-__global__ void __launch_bounds__(kWalkThreads) walk_kernel(VerifyCall call, int32_t parts) {
+// 64 registers a thread, as in draw_kernel, which has the same loop over a row.
+__global__ void __launch_bounds__(kReadThreads) walk_kernel(VerifyCall call, int32_t parts) {
   __shared__ BlockTeam::Exchange exchange;
   const BlockTeam team(exchange);
   call.walk_described(team, blockIdx.x, parts);
@@ -106,7 +108,8 @@ void run(const VerifyCall& call) {
   launch("verify_tree (finish)", finish_kernel, dim3(nodes), kFinishThreads, call.device, call, count);
   if (parts > 1) launch("verify_tree (draw)", draw_kernel, divided, kPartThreads, call.device, call);
   const dim3 requests(static_cast<unsigned>(call.b));
-  launch("verify_tree (walk)", walk_kernel, requests, kWalkThreads, call.device, call, count);
+  const unsigned threads = parts > 1 ? kWalkThreads : kReadThreads;
+  launch("verify_tree (walk)", walk_kernel, requests, threads, call.device, call, count);
 }
 
 }  // namespace eagle

@@ -49,19 +49,25 @@ def attend_trees(
         ("out", out, f"{dtype} N HV V"),
         N=n, C=channels, HV=net.value_heads, V=net.value_dim,
     )  # fmt: skip
-    if room is None:
-        room = room_for(n, net, nodes.mixed_qkv.dtype)
-    left = Left(*(x[:n].view(b, width, *x.shape[1:]) for x in room))
     if (kernels := _triton(out)) is not None:
+        left = _within(room_for(n, net, nodes.mixed_qkv.dtype) if room is None else room, b, width)
         kernels.attend_trees(net, nodes, caches, places, tree, out, left)
         return left
     mixed_qkv, a, beta = (x.view(b, width, x.shape[1]) for x in nodes)
     past, state = _before(caches, places)
     found, now = gated_delta.attend(net, mixed_qkv, a, beta, past, state, tree)
     out.copy_(found.flatten(0, 1))
+    if room is None:
+        return now._replace(inputs=now.inputs.clone())  # all else is new, the inputs are in memory of the caller
+    left = _within(room, b, width)
     for kept, values in zip(left, now, strict=True):
         kept.copy_(values)
     return left
+
+
+def _within(room: Left, b: int, width: int) -> Left:
+    """The first b * width rows of it, as of trees."""
+    return Left(*(x[: b * width].view(b, width, *x.shape[1:]) for x in room))
 
 
 def commit_trees(net: Net, caches: Caches, places: Places, left: Left, tree: TreePlan, last: Tensor) -> None:

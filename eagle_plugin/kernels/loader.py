@@ -167,7 +167,17 @@ def _open(library: Library, mode: str) -> Any | None:
         raise RuntimeError(
             f"EAGLE_KERNELS=aot but {library.shipped_in} has no {wanted}: reinstall, or use EAGLE_KERNELS=auto"
         )
-    module = tvm_ffi.load_module(str(shipped or first_use_build(library)))
+    try:
+        return _tried(library, shipped or first_use_build(library))
+    except (RuntimeError, OSError) as error:
+        if mode != "auto" or not shipped or library.kind != "cuda":
+            raise
+        log.info("the %s that are shipped do not run here, so they are built: %s", library.purpose, error)
+    return _tried(library, first_use_build(library))
+
+
+def _tried(library: Library, path: Path) -> Any:
+    module = tvm_ffi.load_module(str(path))
     if library.kind == "cuda":
         probe(module, "cuda")
     return module

@@ -6,9 +6,11 @@ the tree (a tile has at most 128 rows: a larger tree reads its keys once per til
 is visible to every row and needs no mask but that of a row's first visible position; the tail, at most 64 keys, is
 masked by the ancestor bitmasks in the program of the last stretch.
 
-Long contexts are split over programs and merged by a second kernel. The number of splits comes from shapes alone and
-the stretches from the lengths on the device, so a launch can be captured in a CUDA graph and replayed with other
-lengths. Every load of a key or value is one slot's contiguous `head_dim` elements: full sectors for any page size.
+Long contexts are split over programs and merged by a second kernel. The grid comes from shapes alone. Each request uses
+as many of its programs as its length on the device asks for (`triton_tiles.used_splits`), and the others return at
+once: a launch can be captured in a CUDA graph and replayed with other lengths, and one long request among short ones is
+not left to a single program. Every load of a key or value is one slot's contiguous `head_dim` elements: full sectors
+for any page size.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from eagle_plugin.kernels.triton_tiles import device_of, split_count, tile_for
+from eagle_plugin.kernels.triton_merge import merge
+from eagle_plugin.kernels.triton_tiles import Splits, device_of, splits_for, tile_for, used_splits
 
 __all__ = ["tree_attention"]
 
@@ -83,23 +86,30 @@ def _add_keys(
     return acc, new, total
 
 
-@triton.jit(do_not_specialize=["nodes", "tail", "window", "chunk"])
+@triton.jit(do_not_specialize=["nodes", "tail", "window", "chunk", "even", "least", "longest"])
 def _attend(
     q_ptr, k_ptr, v_ptr, table_ptr, rows_ptr, prefix_ptr, ancestors_ptr, sinks_ptr, k_scale_ptr, v_scale_ptr, out_ptr,
-    lse_ptr, q_row_stride, q_head_stride, k_slot_stride, k_head_stride, v_slot_stride, v_head_stride, table_stride,
-    nodes, tail, window, chunk, inner, outer,
+    part_ptr, lse_ptr, q_row_stride, q_head_stride, k_slot_stride, k_head_stride, v_slot_stride, v_head_stride,
+    table_stride, nodes, tail, window, chunk, even, least, longest, inner, outer,
     GROUP: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, DIM_V: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     SPLIT: tl.constexpr, CAPPED: tl.constexpr, WINDOWED: tl.constexpr, CHUNKED: tl.constexpr,
     SINKS: tl.constexpr, K_SCALED: tl.constexpr, V_SCALED: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """Grid (splits, key heads x row tiles, requests). SPLIT: `out` is float32 [rows, heads, splits, DIM_V], beside the
-    base-2 logarithms of the denominators, `lse` [rows, heads, splits]; otherwise `out` is the result."""
+    """Grid (splits, key heads x row tiles, requests). SPLIT: what a request's stretches give goes to `part`, float32
+    [rows, heads, splits, DIM_V], beside the base-2 logarithms of the denominators, `lse` [rows, heads, splits]; of a
+    request with one stretch the result goes to `out`, as without SPLIT."""
     split, splits = tl.program_id(0), tl.num_programs(0)
+    prefix = tl.load(prefix_ptr + tl.program_id(2)).to(tl.int32)
+    used = 1
+    if SPLIT:
+        used = used_splits(prefix, window, chunk, even, least, longest, splits, WINDOWED, CHUNKED)
+        if split >= used:
+            return
     kv_head = tl.program_id(1) % (HEADS // GROUP)
     tile = tl.program_id(1) // (HEADS // GROUP)
     request = tl.program_id(2)
-    last = split == splits - 1
+    last = split == used - 1
 
     row = tile * BLOCK_M + tl.arange(0, BLOCK_M)
     node = row // GROUP
@@ -118,7 +128,6 @@ def _attend(
     if K_SCALED:
         inner = inner * tl.load(k_scale_ptr)
     bits = tl.load(ancestors_ptr + query, mask=valid, other=0)
-    prefix = tl.load(prefix_ptr + request).to(tl.int32)
     table = table_ptr + tl.load(rows_ptr + request).to(tl.int64) * table_stride
     k_head_ptr = k_ptr + kv_head * k_head_stride
     v_head_ptr = v_ptr + kv_head * v_head_stride
@@ -142,7 +151,7 @@ def _attend(
         low = tl.maximum(tl.min(tl.where(valid, first, prefix), 0), 0)
         for hidden in tl.range(prefix, tl.max(first, 0), num_stages=1):  # the k-th set bit is at position prefix + k
             bits = tl.where(first > hidden, bits & (bits - 1), bits)
-    stretch = tl.cdiv(tl.cdiv(tl.maximum(prefix - low, 0), splits), BLOCK_N) * BLOCK_N
+    stretch = tl.cdiv(tl.cdiv(tl.maximum(prefix - low, 0), used), BLOCK_N) * BLOCK_N
     begin = low + split * stretch
     end = tl.minimum(begin + stretch, prefix)
     whole = begin  # up to here, blocks of keys without a mask; in float32 the registers are needed for the tile
@@ -190,34 +199,18 @@ def _attend(
     if V_SCALED:
         acc = acc * tl.load(v_scale_ptr)
     at = query * HEADS + head
+    dv = tl.arange(0, BLOCK_DV)
+    stored = valid[:, None] & (dv < DIM_V)[None, :]
     if SPLIT:
-        at = at * splits + split
-        tl.store(lse_ptr + at, highest + tl.log2(total), mask=valid)  # -inf where the row sees no key of this stretch
-    dv = tl.arange(0, BLOCK_DV)
-    tl.store(
-        out_ptr + at[:, None] * DIM_V + dv[None, :],
-        acc.to(out_ptr.dtype.element_ty),
-        mask=valid[:, None] & (dv < DIM_V)[None, :],
-    )
-
-
-@triton.jit
-def _merge(part_ptr, lse_ptr, out_ptr, DIM_V: tl.constexpr, BLOCK_DV: tl.constexpr, SPLITS: tl.constexpr):
-    """Grid (rows x heads): the splits of one row and head, weighted by their denominators."""
-    at = tl.program_id(0).to(tl.int64)
-    split = tl.arange(0, SPLITS)
-    dv = tl.arange(0, BLOCK_DV)
-    lse = tl.load(lse_ptr + at * SPLITS + split)
-    highest = tl.max(lse, 0)
-    weight = tl.exp2(lse - tl.where(highest == float("-inf"), 0.0, highest))
-    part = tl.load(
-        part_ptr + (at * SPLITS + split)[:, None] * DIM_V + dv[None, :],
-        mask=(weight > 0.0)[:, None] & (dv < DIM_V)[None, :],
-        other=0.0,
-    )
-    total = tl.sum(weight, 0)
-    merged = tl.sum(part * weight[:, None], 0) / tl.where(total == 0.0, 1.0, total)
-    tl.store(out_ptr + at * DIM_V + dv, merged.to(out_ptr.dtype.element_ty), mask=dv < DIM_V)
+        part = at * splits + split
+        lse = highest + tl.log2(total)  # -inf where the row sees no key of this stretch
+        if used > 1:
+            tl.store(lse_ptr + part, lse, mask=valid)
+            tl.store(part_ptr + part[:, None] * DIM_V + dv[None, :], acc, mask=stored)
+        else:
+            tl.store(out_ptr + at[:, None] * DIM_V + dv[None, :], acc.to(out_ptr.dtype.element_ty), mask=stored)
+    else:
+        tl.store(out_ptr + at[:, None] * DIM_V + dv[None, :], acc.to(out_ptr.dtype.element_ty), mask=stored)
 
 
 def tree_attention(
@@ -238,12 +231,12 @@ def tree_attention(
     sinks: Tensor | None = None,
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
-    splits: int | None = None,
+    splits: Splits | None = None,
 ) -> None:
     """Write into `out` what `eagle_plugin.kernels.attention.tree_attention` promises; shapes are checked there.
 
     The caches may have any strides but for a contiguous last axis. The contents of the integer tensors are trusted:
-    checking them would make the host wait for the device. `splits` overrides the number of stretches of the prefix.
+    checking them would make the host wait for the device. `splits` overrides how a prefix is split.
     ValueError names a tensor with the wrong strides.
     """
     b, nodes = ancestors.shape
@@ -264,26 +257,26 @@ def tree_attention(
     tile = tile_for(nodes * group, max(dim, dim_v), q.element_size(), hopper)
     programs = kv_heads * triton.cdiv(nodes * group, tile.rows)
     if splits is None:
-        splits = split_count(b * programs, slot_table.shape[1], device.processors, tile)
-    target = out
+        splits = splits_for(b * programs, slot_table.shape[1], device.processors, tile, 4 * out.numel())
+    part: Tensor | None = None
     lse: Tensor | None = None
-    if splits > 1:
-        target = torch.empty(*out.shape[:2], splits, dim_v, dtype=torch.float32, device=out.device)
-        lse = torch.empty(*out.shape[:2], splits, dtype=torch.float32, device=out.device)
+    if splits.most > 1:
+        part = torch.empty(*out.shape[:2], splits.most, dim_v, dtype=torch.float32, device=out.device)
+        lse = torch.empty(*out.shape[:2], splits.most, dtype=torch.float32, device=out.device)
     block_dv = triton.next_power_of_2(max(dim_v, 16))
     with torch.cuda.device_of(q):
-        _attend[(splits, programs, b)](
-            q, k_cache, v_cache, slot_table, rows, prefix_lens, ancestors, sinks, k_scale, v_scale, target,
-            lse,
+        _attend[(splits.most, programs, b)](
+            q, k_cache, v_cache, slot_table, rows, prefix_lens, ancestors, sinks, k_scale, v_scale, out, part, lse,
             *q.stride()[:2], *k_cache.stride()[:2], *v_cache.stride()[:2], slot_table.stride(0),
-            nodes, tail, window, chunk,
+            nodes, tail, window, chunk, *splits[1:],
             2 * scale / logit_cap if logit_cap > 0 else scale * LOG2E.value, logit_cap * LOG2E.value,
             GROUP=group, HEADS=heads, DIM=dim, DIM_V=dim_v,
             BLOCK_M=tile.rows, BLOCK_N=tile.keys, BLOCK_D=triton.next_power_of_2(max(dim, 16)), BLOCK_DV=block_dv,
-            SPLIT=splits > 1, CAPPED=logit_cap > 0, WINDOWED=window >= 0, CHUNKED=chunk > 0,
+            SPLIT=splits.most > 1, CAPPED=logit_cap > 0, WINDOWED=window >= 0, CHUNKED=chunk > 0,
             SINKS=sinks is not None, K_SCALED=k_scale is not None, V_SCALED=v_scale is not None,
             UPCAST=not q.is_cuda,  # only Triton's interpreter takes CPU tensors; its dot is wrong for bfloat16
             num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
-        if splits > 1:
-            _merge[(out.shape[0] * heads,)](target, lse, out, dim_v, block_dv, splits)
+        if splits.most > 1:
+            assert part is not None and lse is not None
+            merge(part, lse, out, prefix_lens, nodes, window, chunk, splits, device.processors)

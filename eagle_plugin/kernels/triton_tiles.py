@@ -7,13 +7,16 @@ from typing import NamedTuple
 
 import torch
 import triton
+import triton.language as tl
 from torch import Tensor
 
-__all__ = ["Device", "Tile", "device_of", "split_count", "tile_for"]
+__all__ = ["Device", "Splits", "Tile", "device_of", "splits_for", "tile_for", "used_splits"]
 
-# Of the slot table's width, twice as many for wide tiles: merging shorter stretches costs more than they save.
+# Twice as many for wide tiles: merging shorter stretches costs more than they save.
 KEYS_PER_SPLIT = 128
 MAX_SPLITS = 64
+LONGEST = 4096  # keys of a stretch in a batch that fills the GPU: its partial result is some percent of what it reads
+MOST_BYTES = 2**27  # of partial results of such batches; their denominators come on top, 1 number per head_dim
 
 
 class Tile(NamedTuple):
@@ -66,13 +69,47 @@ def _device(index: int) -> Device:
     return Device(properties.multi_processor_count, properties.major == 9)
 
 
-def split_count(programs: int, width: int, processors: int, tile: Tile) -> int:
-    """Return into how many stretches to split a slot table's width, a power of two.
+class Splits(NamedTuple):
+    """Into how many stretches the prefixes of a launch are split; the device decides by their lengths."""
 
-    Two programs per multiprocessor, but one of the widest tile with 8 warps: the more rows, the more partial results
-    there are to merge.
+    most: int  # a power of two: the programs that are launched per request and tile of a key head
+    even: int  # where all requests are equally long
+    least: int  # keys of a stretch, where `even` alone decides
+    longest: int  # keys of a stretch, as far as `most` allows
+
+
+def splits_for(programs: int, width: int, processors: int, tile: Tile, part_bytes: int) -> Splits:
+    """Return how a launch over a slot table of this width splits its prefixes.
+
+    Two programs per multiprocessor are wanted for requests of one length, but one of the widest tile with 8 warps: the
+    more rows, the more partial results there are to merge. Where a batch fills the GPU without splits, a prefix longer
+    than `LONGEST` is split all the same, or one program would read it alone when all others have ended.
+
+    part_bytes: partial results of one stretch of all requests, float32; most * part_bytes is at most `MOST_BYTES`, but
+        for the splits that fill the GPU, whose results have at most the rows of the programs that are wanted.
     """
     wide = tile.rows > 64
+    least = KEYS_PER_SPLIT * (1 + wide)
     wanted = (1 if wide and tile.warps == 8 else 2) * processors // max(programs, 1)
-    wanted = min(wanted, width // (KEYS_PER_SPLIT * (1 + wide)), MAX_SPLITS)
-    return 1 << (max(wanted, 1).bit_length() - 1)
+    even = _power_of_two(min(wanted, width // least, MAX_SPLITS))
+    most = _power_of_two(min(width // LONGEST, MOST_BYTES // max(part_bytes, 1), MAX_SPLITS))
+    return Splits(max(even, most), even, least, LONGEST)
+
+
+def _power_of_two(n: int) -> int:
+    """The largest one up to n, at least 1."""
+    return 1 << (max(n, 1).bit_length() - 1)
+
+
+@triton.jit
+def used_splits(
+    prefix, window, chunk, even, least, longest, splits, WINDOWED: tl.constexpr, CHUNKED: tl.constexpr
+):  # fmt: skip
+    """How many of a launch's splits a request uses, 1 to `splits`; no row sees more keys than a window or a chunk."""
+    keys = prefix
+    if WINDOWED:
+        keys = tl.minimum(keys, window)
+    if CHUNKED:
+        keys = tl.minimum(keys, chunk)
+    used = tl.maximum(tl.minimum(tl.cdiv(keys, least), even), tl.cdiv(keys, longest))
+    return tl.minimum(tl.maximum(used, 1), splits)

@@ -19,9 +19,9 @@ from eagle_plugin.selftest.trial import TOLERANCE, Check, Trial, places_of
 class _Cache:
     """Keys and values of a batch of requests in slots of random order; slots that nobody may see hold NaN."""
 
-    def __init__(self, trial: Trial, prefixes: Tensor, tail: int) -> None:
-        """prefixes [b] int64."""
-        b, columns, model = len(prefixes), trial.sizes.table, trial.model
+    def __init__(self, trial: Trial, prefixes: Tensor, tail: int, columns: int) -> None:
+        """prefixes [b] int64; columns: of the slot table."""
+        b, model = len(prefixes), trial.model
         slots = b * columns + 1
         self.table = (trial.permutation(slots - 1) + 1)[: b * columns].view(b, columns).int()
         self.rows = trial.permutation(b)
@@ -37,19 +37,18 @@ class _Cache:
             self.v = self.k[..., : model.latent]
 
 
-def _prefixes(trial: Trial) -> Tensor:
+def _prefixes(trial: Trial, most: int) -> Tensor:
     """No key before the tree, one, and up to the most, [b] int64."""
-    most = trial.sizes.prefix
     lengths = trial.randint(most // 2, most, trial.sizes.batch)
     lengths[:2] = torch.tensor([0, 1], device=trial.device)[: len(lengths)]
     lengths[-1] = most
     return lengths
 
 
-def _visible(trial: Trial) -> dict[str, Any]:
-    """Window and chunk of the model's attention; a chunk ends inside the trees after the longest prefix."""
+def _visible(trial: Trial, most: int) -> dict[str, Any]:
+    """Window and chunk of the model's attention; a chunk ends inside the trees after the longest prefix, `most`."""
     model = trial.model
-    return {"window": model.window, "chunk": min(model.chunk, trial.sizes.prefix // 2 + 1)}
+    return {"window": model.window, "chunk": min(model.chunk, most // 2 + 1)}
 
 
 def _tree_attention(trial: Trial) -> None:
@@ -66,22 +65,33 @@ def _tree_attention(trial: Trial) -> None:
         "the accepted chain": (chain.expand(b, -1).contiguous(), longest),
         "one token": (torch.ones(b, 1, dtype=torch.int64, device=trial.device), 1),
     }
-    prefixes = _prefixes(trial)
-    cache = _Cache(trial, prefixes, max(tail for _, tail in cases.values()))
-    for what, (ancestors, tail) in cases.items():
-        _attend(trial, what, cache, prefixes, ancestors, tail)
+    sizes = trial.sizes
+    for most, columns in ((sizes.prefix, sizes.table), *filter(None, [sizes.narrow])):
+        prefixes = _prefixes(trial, most)
+        cache = _Cache(trial, prefixes, max(tail for _, tail in cases.values()), columns)
+        for what, (ancestors, tail) in cases.items():
+            _attend(trial, what, cache, prefixes, ancestors, tail, _visible(trial, most))
 
 
-def _attend(trial: Trial, what: str, cache: _Cache, prefixes: Tensor, ancestors: Tensor, tail: int) -> None:
+def _attend(
+    trial: Trial,
+    what: str,
+    cache: _Cache,
+    prefixes: Tensor,
+    ancestors: Tensor,
+    tail: int,
+    seen: dict[str, Any],
+) -> None:
+    """seen: window and chunk."""
     model, (b, rows) = trial.model, ancestors.shape
     q = trial.randn(b * rows, model.heads, model.head_dim, dtype=trial.dtype)
     options = {"scale": model.head_dim**-0.5, "logit_cap": model.logit_cap, **cache.scales}
     found = attention.tree_attention(
-        q, cache.k, cache.v, cache.table, cache.rows, prefixes, ancestors, tail=tail, **_visible(trial), **options
+        q, cache.k, cache.v, cache.table, cache.rows, prefixes, ancestors, tail=tail, **seen, **options
     )
     wanted = torch.empty_like(found)
     for i, prefix in enumerate(prefixes.tolist()):
-        visible = attention_torch.tree_visible(ancestors[i], prefix, tail, **_visible(trial))
+        visible = attention_torch.tree_visible(ancestors[i], prefix, tail, **seen)
         slots = cache.table[cache.rows[i], : prefix + tail].long()
         own = slice(i * rows, (i + 1) * rows)
         wanted[own] = attention_torch.attend(q[own], cache.k[slots], cache.v[slots], visible, **options)
@@ -90,18 +100,19 @@ def _attend(trial: Trial, what: str, cache: _Cache, prefixes: Tensor, ancestors:
 
 def _extend_attention(trial: Trial) -> None:
     model, b, fresh = trial.model, trial.sizes.batch, 5
-    lengths = _prefixes(trial)[:b] + fresh
-    cache = _Cache(trial, lengths - fresh, fresh)
+    lengths = _prefixes(trial, trial.sizes.prefix)[:b] + fresh
+    cache = _Cache(trial, lengths - fresh, fresh, trial.sizes.table)
+    seen = _visible(trial, trial.sizes.prefix)
     q = trial.randn(b * fresh, model.heads, model.head_dim, dtype=trial.dtype)
     starts = torch.arange(0, b * fresh, fresh, device=trial.device)
     options = {"scale": model.head_dim**-0.5, "logit_cap": model.logit_cap, **cache.scales}
     found = attention.extend_attention(
         q, cache.k, cache.v, cache.table, cache.rows, lengths, torch.full_like(lengths, fresh), starts,
-        **_visible(trial), **options,
+        **seen, **options,
     )  # fmt: skip
     wanted = torch.empty_like(found)
     for i, length in enumerate(lengths.tolist()):
-        visible = attention_torch.extend_visible(length, fresh, True, None, device=q.device, **_visible(trial))
+        visible = attention_torch.extend_visible(length, fresh, True, None, device=q.device, **seen)
         slots = cache.table[cache.rows[i], :length].long()
         own = slice(i * fresh, (i + 1) * fresh)
         wanted[own] = attention_torch.attend(q[own], cache.k[slots], cache.v[slots], visible, **options)

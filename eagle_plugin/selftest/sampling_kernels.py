@@ -43,12 +43,13 @@ def _propose(trial: Trial) -> None:
 
 def _verify_tree(trial: Trial) -> None:
     """Trees that were drafted from the target's own distribution: paths are accepted."""
-    for filters in ("joint", "chained"):
-        _verify_tree_with(trial, filters)
+    for b in trial.sizes.walked:
+        for filters in ("joint", "chained"):
+            _verify_tree_with(trial, b, filters)
 
 
-def _verify_tree_with(trial: Trial, filters: Filters) -> None:
-    b, shape = trial.sizes.batch, trial.model.tree
+def _verify_tree_with(trial: Trial, b: int, filters: Filters) -> None:
+    shape = trial.model.tree
     tree = trial.tree(b, shape)
     logits, params = trial.randn(b * shape.width, trial.vocabulary) * 2, trial.params(b)
     keys, lengths = trial.randint(-(2**62), 2**62, b), trial.randint(1, 2**20, b)
@@ -63,7 +64,7 @@ def _verify_tree_with(trial: Trial, filters: Filters) -> None:
     given = tree, logits, params, keys, lengths, shape.max_accept_length
     found, wanted = (module.verify_tree(*given, filters=filters) for module in (sampling, verifying))
     for name, x, y in zip(found._fields, found, wanted, strict=True):
-        trial.equal(f"{name} ({filters})", x, y)
+        trial.equal(f"{name} of {b} trees ({filters})", x, y)
 
 
 def _penalties(trial: Trial) -> tuple[Penalties, Tensor]:

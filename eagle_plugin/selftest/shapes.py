@@ -105,6 +105,11 @@ class Sizes(NamedTuple):
     batch: int
     prefix: int  # the most keys of a request before its tree
     table: int  # columns of the slot table
+    # Both of a table too narrow to split a prefix over programs, as in full batches of short requests; None: no kernel
+    # splits.
+    narrow: tuple[int, int] | None
+    # Requests whose trees are walked over; on a GPU whose rows of logits are divided among blocks, and whose are not.
+    walked: tuple[int, ...]
     vocabulary: int  # the most of both vocabularies
     replays: int  # of the captured toy round
 
@@ -112,8 +117,10 @@ class Sizes(NamedTuple):
 def sizes_for(device: torch.device | str, model: ModelShape) -> Sizes:
     """On a GPU the model's own sizes and long contexts; on a CPU what ends in seconds."""
     if torch.device(device).type == "cuda":
-        return Sizes(batch=4, prefix=3000, table=4096, vocabulary=model.vocabulary, replays=12)
-    return Sizes(batch=2, prefix=150, table=256, vocabulary=32768, replays=6)
+        full = torch.cuda.get_device_properties(device).multi_processor_count // model.width
+        walked = max(min(full, 4), 1), full + 1
+        return Sizes(4, 3000, 4096, narrow=(150, 250), walked=walked, vocabulary=model.vocabulary, replays=12)
+    return Sizes(2, 150, 256, narrow=None, walked=(2,), vocabulary=32768, replays=6)
 
 
 def as_text(model: ModelShape) -> dict[str, Any]:

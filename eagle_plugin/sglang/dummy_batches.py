@@ -36,6 +36,7 @@ class Parts(NamedTuple):
     rng_keys: Tensor  # [P] int64: of the requests' random numbers
     allocator: Any  # of cache slots
     caches: list[tuple[Tensor, Pool]]  # [slots, heads, dim]: keys and values of all layers of both models
+    dtype: torch.dtype  # of the target; that of a cache may be one of 8-bit floats, or of their bytes
 
 
 def parts_of(worker: Any) -> Parts:
@@ -57,6 +58,7 @@ def parts_of(worker: Any) -> Parts:
         rng_keys=worker._keys.table,
         allocator=worker.token_to_kv_pool_allocator,
         caches=caches,
+        dtype=runner.dtype,
     )
 
 
@@ -109,7 +111,7 @@ class RandomBatches:
             parts.rng_keys[rows] = self.randint(-(2**62), 2**62, b)
             for cache, pool in parts.caches:
                 values = torch.randn(need, *cache.shape[1:], generator=self._on_device(), device=self.device)
-                cache[pool.slots(used)] = values.to(cache.dtype)
+                cache[pool.slots(used)] = as_stored(values, cache, pool)
             yield rows
         finally:
             parts.req_to_token[rows], parts.rng_keys[rows] = kept
@@ -162,3 +164,8 @@ class RandomBatches:
     def _on_device(self) -> torch.Generator:
         seed = int(torch.randint(0, 2**31, (), generator=self.generator))
         return torch.Generator(self.device).manual_seed(seed)
+
+
+def as_stored(values: Tensor, cache: Tensor, pool: Pool) -> Tensor:
+    """Numbers as a cache of the pool holds them: of 8-bit floats SGLang keeps the bytes."""
+    return values.to(cache.dtype) if cache.is_floating_point() else values.to(pool.buffers.dtype).view(cache.dtype)

@@ -54,7 +54,7 @@ class RoundTest:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._random = RandomBatches(parts)
-        self._dtype = parts.caches[0][0].dtype
+        self._dtype = parts.dtype
         self._eager = DecodeRound(parts.drafter, parts.verifier, parts.reader)
         self._eager.deferred = parts.decode_round.deferred
         self.longest = 0  # of the accepted paths

@@ -140,6 +140,17 @@ def test_attend_trees(
         assert all(x.data_ptr() == y.data_ptr() for x, y in zip(left, room, strict=True) if y.numel() and case.n)
 
 
+def test_without_room_nothing_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In torch what was computed is returned; the inputs are the caller's memory, which it may write again."""
+    monkeypatch.setattr(gated_delta_trees, "_triton", lambda like: None)
+    monkeypatch.setattr(gated_delta_trees, "room_for", None)
+    case = make(1, 2, 5)
+    _, left = case.attend()
+    wanted = Left(*(x.clone() for x in case.oracle()[1]))
+    case.nodes.mixed_qkv.fill_(torch.nan)
+    assert all(torch.equal(x, y) for x, y in zip(left, wanted, strict=True))
+
+
 @prop
 @given(*SIZES)
 def test_commit_trees(

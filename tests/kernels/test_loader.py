@@ -133,3 +133,26 @@ def test_the_avx2_library_compiles_and_agrees(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert " passed" in done.stdout
     assert "skipped" not in done.stdout
+
+
+@pytest.mark.parametrize("mode", ["auto", "aot"])
+def test_kernels_are_built_where_the_shipped_ones_are_for_other_gpus(
+    mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shipped, built = tmp_path / "libgpu.so", tmp_path / "built.so"
+    shipped.touch()
+
+    def probe(module: str, device: str) -> None:
+        if module == str(shipped):
+            raise RuntimeError("no kernel image is available for execution on the device")
+
+    monkeypatch.setenv("EAGLE_KERNELS", mode)
+    monkeypatch.setattr(loader.tvm_ffi, "load_module", lambda path: path)
+    monkeypatch.setattr(loader, "probe", probe)
+    monkeypatch.setattr(loader, "first_use_build", lambda library: built)
+    library = loader.Library("gpu", "cuda", tmp_path, "kernels of a test", shipped_in=tmp_path)
+    if mode == "auto":
+        assert loader.open_library.__wrapped__(library) == str(built)
+    else:
+        with pytest.raises(RuntimeError, match="no kernel image"):
+            loader.open_library.__wrapped__(library)

@@ -19,6 +19,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(not shutil.which("g++"), reas
 
 VOCABULARY = 5003  # more than a list holds, and rows of any alignment
 LIST_SIZE = 4096  # csrc: kListSize
+TOTALS = 3 + 32  # words of a workspace before RowWork::totals
 OFF = 2**30
 FILTERS = [  # top-k, top-p, min-p
     (OFF, 0.9, 0.0),
@@ -63,11 +64,12 @@ class Statistics(NamedTuple):
     cut_index: Tensor
     min_weight: Tensor
     length: Tensor  # of the list
+    total: Tensor  # the weight of the first part, if the row was read for weights
 
     @classmethod
     def of(cls, workspace: Tensor) -> Statistics:
         floats, ints = workspace.view(torch.float32), workspace.view(torch.int32)
-        return cls(floats[:, 1], ints[:, 2], workspace[:, 2], workspace[:, -1 - LIST_SIZE])
+        return cls(floats[:, 1], ints[:, 2], workspace[:, 2], workspace[:, -1 - LIST_SIZE], workspace[:, TOTALS])
 
 
 def call(native, logits: Tensor, params: SamplingParams, keys: Tensor, filters: Filters) -> tuple[Tensor, Tensor]:
@@ -129,6 +131,15 @@ def test_every_kind_of_row(emulated: Path, kind: str, filters: Filters) -> None:
         assert bool((in_list > LIST_SIZE).all())  # the row is read again
     elif kind != "two values":
         assert bool((in_list[:2] > 0).all() and (in_list[:2] < 1000).all())  # few tokens are compared
+
+
+@pytest.mark.usefixtures("run")
+def test_a_greedy_row_is_read_once(emulated: Path) -> None:
+    """For its most likely token: no launch weighs it, and the workspace is as it was."""
+    found = compare(tvm_ffi.load_module(str(emulated)), "flat", "joint")
+    whole = [top_k == 1 or (top_k == OFF and top_p == 1.0) for top_k, top_p, _ in FILTERS]
+    assert whole.count(True) == 2  # the other one is cut by min-p alone, in the draw
+    assert (found.total == -1).tolist() == whole
 
 
 @pytest.mark.matrix

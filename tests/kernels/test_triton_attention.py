@@ -7,6 +7,8 @@ Tolerances beside one rounding of the result: the weights are rounded to the cac
 from __future__ import annotations
 
 import os
+from collections import Counter
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +20,7 @@ if not INTERPRETED and not torch.cuda.is_available():
     pytest.skip("needs a GPU; test_triton_interpreter.py runs these tests without one", allow_module_level=True)
 
 from eagle_plugin.kernels import triton_attention, triton_tiles  # noqa: E402  the variable counts when Triton is imported
+from eagle_plugin.kernels.triton_tiles import Splits  # noqa: E402
 
 DEVICE = "cpu" if INTERPRETED else "cuda"
 TOLERANCE = {
@@ -46,8 +49,10 @@ def run(case: Case, q: Tensor, prefixes: list[int], ancestors: Tensor, tail: int
     args = (q, case.k, case.v, case.table, case.rows, torch.tensor(prefixes, dtype=torch.int64), ancestors)
     sinks = options.pop("sinks", None)
     sinks = None if sinks is None else sinks.to(DEVICE)
+    if isinstance(splits := options.pop("splits", 1), int):
+        splits = Splits(splits, even=splits, least=1, longest=4096)
     triton_attention.tree_attention(
-        *(x.to(DEVICE) for x in args), out, tail=tail, **{"scale": 0.3, "splits": 1, "sinks": sinks} | options
+        *(x.to(DEVICE) for x in args), out, tail=tail, **{"scale": 0.3, "sinks": sinks, "splits": splits} | options
     )
     return out.cpu()
 
@@ -127,6 +132,39 @@ def test_strides_of_a_fused_projection_and_of_interleaved_caches() -> None:
     wanted = run(case, q, [70], ancestors, 4, splits=2)
     case.k, case.v = both[:, 0], both[:, 1]
     assert torch.equal(run(case, wide[:, : q.shape[1]], [70], ancestors, 4, splits=2), wanted)
+
+
+def steps_per_program(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[int, ...]]:
+    """How many blocks of keys each program of the interpreter reads, while tests run."""
+    from triton.runtime.interpreter import interpreter_builder
+
+    steps: Counter[tuple[int, ...]] = Counter()
+    healthy = triton_attention._add_keys
+
+    def counted(*arguments: Any) -> Any:
+        steps[tuple(interpreter_builder.grid_idx)] += 1
+        return healthy(*arguments)
+
+    monkeypatch.setattr(triton_attention, "_add_keys", counted)
+    return steps
+
+
+@pytest.mark.parametrize("window", [-1, 300])
+def test_one_long_request_of_many_is_read_by_several_programs(window: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a batch that fills the device; of the short ones one program has a stretch, and the others do nothing."""
+    prefixes, R, dims = [700, *[20] * 31], 2, (16, 16)
+    case, ancestors, tail, visible = tree_case((R, 1, 2, dims, torch.float32, 1), prefixes, R, 0, window)
+    q = case.randn(len(prefixes) * R, case.heads, dims[0])
+    splits = Splits(8, even=1, least=128, longest=96)
+    steps = steps_per_program(monkeypatch) if INTERPRETED else {}
+    found = run(case, q, prefixes, ancestors, tail, window=window, splits=splits)
+    wanted = oracle(case, q, visible, [i * R for i in range(32)], torch.empty_like(found), scale=0.3)
+    torch.testing.assert_close(found, wanted, **TOLERANCE[torch.float32])
+    if INTERPRETED:
+        block, stretches = triton_tiles.tile_for(2 * R, 16, 4, hopper=False).keys, 8 if window < 0 else 4
+        assert {place[0] for place in steps if place[2] == 0} == set(range(stretches))
+        assert {place[0] for place in steps if place[2] > 0} == {0}
+        assert max(steps.values()) <= 96 // block + 1  # and the tail
 
 
 def test_no_rows() -> None:

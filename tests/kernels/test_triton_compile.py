@@ -11,7 +11,7 @@ triton = pytest.importorskip("triton")
 
 from compiled_triton import SHARED, Compiled, compile_for  # noqa: E402
 
-from eagle_plugin.kernels import triton_attention, triton_store, triton_tiles  # noqa: E402
+from eagle_plugin.kernels import triton_attention, triton_merge, triton_store, triton_tiles  # noqa: E402
 
 STACK = 64  # bytes per thread: a few registers spilled in the widest tile; whole rows of a tile would be kilobytes
 STACK_HOPPER = 512  # the fastest of sm_90 spills more
@@ -32,14 +32,14 @@ def attend(cc: int, dtype: str, rows: int, dim: int, *, extras: bool, tile=None,
     types |= dict.fromkeys(("k_scale_ptr", "v_scale_ptr"), "*fp32")
     types |= dict.fromkeys(("rows_ptr", "prefix_ptr", "ancestors_ptr"), "*i64") | {"table_ptr": "*i32"}
     types |= {"sinks_ptr": "*fp32", "lse_ptr": "*fp32", "inner": "fp32", "outer": "fp32"}
-    types["out_ptr"] = f"*{dtype}" if extras else "*fp32"
+    types |= {"out_ptr": f"*{dtype}", "part_ptr": "*fp32"}
     block = triton.next_power_of_2(dim)
     constants = dict(GROUP=4, HEADS=32, DIM=dim, DIM_V=dim, BLOCK_D=block, BLOCK_DV=block)
     constants |= dict(BLOCK_M=tile.rows, BLOCK_N=tile.keys, SPLIT=not extras, UPCAST=False)
     constants |= dict(CAPPED=extras, WINDOWED=extras, CHUNKED=extras, SINKS=extras)
     constants |= dict(K_SCALED=stored is not None, V_SCALED=stored is not None)
     constants |= {} if stored else {"k_scale_ptr": None, "v_scale_ptr": None}
-    constants |= {"lse_ptr": None} if extras else {"sinks_ptr": None}
+    constants |= {"lse_ptr": None, "part_ptr": None} if extras else {"sinks_ptr": None}
     kernel = triton_attention._attend
     return compile_for(cc, kernel, types, constants, num_warps=tile.warps, num_stages=tile.stages)
 
@@ -139,8 +139,8 @@ def test_too_large_a_tile_is_seen() -> None:
 
 @pytest.mark.parametrize("cc", [80, 90, 100])
 def test_the_merge_fits(cc: int) -> None:
-    types = {"part_ptr": "*fp32", "lse_ptr": "*fp32", "out_ptr": "*bf16"}
-    constants = dict(DIM_V=256, BLOCK_DV=256, SPLITS=triton_tiles.MAX_SPLITS)
-    found = compile_for(cc, triton_attention._merge, types, constants)
+    types = {"part_ptr": "*fp32", "lse_ptr": "*fp32", "out_ptr": "*bf16", "prefix_ptr": "*i64"}
+    constants = dict(DIM_V=256, BLOCK_DV=256, SPLITS=triton_tiles.MAX_SPLITS, WINDOWED=True, CHUNKED=True)
+    found = compile_for(cc, triton_merge._merge, types, constants | {"HEADS": 32, "TOGETHER": 8})
     assert found.shared <= SHARED
     assert found.stack <= STACK

@@ -20,6 +20,7 @@ if not INTERPRETED and not torch.cuda.is_available():
     pytest.skip("needs a GPU; test_triton_interpreter.py runs these tests without one", allow_module_level=True)
 
 from eagle_plugin.kernels import triton_attention, triton_store  # noqa: E402  the variable counts at the import
+from eagle_plugin.kernels.triton_tiles import Splits  # noqa: E402
 
 DEVICE = "cpu" if INTERPRETED else "cuda"
 TOLERANCE = {
@@ -39,6 +40,7 @@ def attend(stored: torch.dtype, dtype: torch.dtype, k_scale: float | None, v_sca
     out = torch.full((len(q), case.heads, 80), torch.nan, dtype=dtype, device=DEVICE)
     tensors = (q, case.k, case.v, case.table, case.rows, torch.tensor(PREFIXES), ancestors)
     given = [None if x is None else torch.tensor([x], device=DEVICE) for x in (k_scale, v_scale)]
+    options["splits"] = Splits(options["splits"], even=options["splits"], least=1, longest=4096)
     triton_attention.tree_attention(
         *(x.to(DEVICE) for x in tensors), out, tail=tail, scale=0.3, k_scale=given[0], v_scale=given[1], **options
     )

@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 
 pytest.importorskip("triton")
 
-from eagle_plugin.kernels import attention, triton_attention, triton_tiles  # noqa: E402
+from eagle_plugin.kernels import attention, triton_attention, triton_merge, triton_tiles  # noqa: E402
 
 
 class Launches:
@@ -30,7 +30,7 @@ class Launches:
 def kernels(monkeypatch: pytest.MonkeyPatch) -> tuple[Launches, Launches]:
     found = Launches(), Launches()
     monkeypatch.setattr(triton_attention, "_attend", found[0])
-    monkeypatch.setattr(triton_attention, "_merge", found[1])
+    monkeypatch.setattr(triton_merge, "_merge", found[1])
     monkeypatch.setattr(triton_tiles, "_device", lambda index: triton_tiles.Device(132, hopper=True))
     monkeypatch.setattr(torch.cuda, "device_of", lambda tensor: FakeTensorMode())  # any context that does nothing
     return found
@@ -57,16 +57,25 @@ def test_a_gpu_call_launches_without_reading_a_tensor(kernels: tuple[Launches, L
         out = attention.tree_attention(**arguments(2, 16, 8192))
         assert (out.shape, out.device.type) == ((32, 32, 128), "cuda")
         assert kernels[0].grids == [(16, 8, 2)]
-        assert kernels[1].grids == [(32 * 32,)]
+        assert kernels[1].grids == [(32, 32)]
         assert kernels[0].constants[0]["BLOCK_M"] == 64
         assert kernels[0].constants[0]["SPLIT"]
 
 
-def test_a_full_batch_is_not_split(kernels: tuple[Launches, Launches]) -> None:
+def test_a_full_batch_of_short_requests_is_not_split(kernels: tuple[Launches, Launches]) -> None:
     with FakeTensorMode():
-        attention.tree_attention(**arguments(64, 64, 8192))
+        attention.tree_attention(**arguments(64, 64, 4096))
     assert kernels[0].grids == [(1, 8 * 2, 64)]
     assert kernels[1].grids == []
+
+
+def test_a_full_batch_in_which_one_request_may_be_long(kernels: tuple[Launches, Launches]) -> None:
+    """The merge has fewer programs than rows and heads: it has nothing to do for most of them."""
+    with FakeTensorMode():
+        attention.tree_attention(**arguments(32, 16, 131072))
+    assert kernels[0].grids == [(16, 8, 32)]
+    assert kernels[1].grids == [(32 * 16, 4)]
+    assert kernels[1].constants[0]["SPLITS"] == 16
 
 
 def test_the_torch_path_does_read_tensors(kernels: tuple[Launches, Launches], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,6 +87,33 @@ def test_the_torch_path_does_read_tensors(kernels: tuple[Launches, Launches], mo
         with pytest.raises(DataDependentOutputException):
             attention.tree_attention(**arguments(2, 16, 512))
     assert kernels[0].grids == []
+
+
+def test_what_was_right_is_not_checked_again(
+    kernels: tuple[Launches, Launches], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked: list[Any] = []
+    monkeypatch.setattr(attention, "_checked", set())
+    monkeypatch.setattr(attention, "MOST_CHECKED", 2)
+    healthy = attention.check_all
+
+    def counted(*wanted: Any, **sizes: int) -> dict[str, int]:
+        checked.append(wanted)
+        return healthy(*wanted, **sizes)
+
+    monkeypatch.setattr(attention, "check_all", counted)
+    with FakeTensorMode():
+        good = arguments(2, 8, 512)
+        attention.tree_attention(**good)
+        once = len(checked)
+        attention.tree_attention(**good)
+        assert len(checked) == once > 0
+        for _ in range(2):
+            with pytest.raises(TypeError, match="rows is int32, wanted int64"):
+                attention.tree_attention(**good | {"rows": good["rows"].int()})
+        for width in (600, 700):
+            attention.tree_attention(**arguments(2, 8, width))
+    assert len(attention._checked) == 1  # of few shapes at a time
 
 
 def test_argument_checks(kernels: tuple[Launches, Launches]) -> None:
@@ -121,6 +157,20 @@ def test_argument_checks(kernels: tuple[Launches, Launches]) -> None:
         (128, 8192, 128, 8, 1),
     ],
 )
-def test_split_count(programs: int, width: int, rows: int, warps: int, splits: int) -> None:
+def test_splits_that_fill_the_device(programs: int, width: int, rows: int, warps: int, splits: int) -> None:
     tile = triton_tiles.Tile(rows, keys=64, warps=warps, stages=2)
-    assert triton_tiles.split_count(programs, width, processors=132, tile=tile) == splits
+    found = triton_tiles.splits_for(programs, width, processors=132, tile=tile, part_bytes=2**27)
+    assert (found.most, found.even) == (splits, splits)
+    assert found.least == (128 if rows == 64 else 256)
+
+
+@pytest.mark.parametrize(
+    "width, part_bytes, most",
+    [(131072, 2**20, 32), (131072, 2**23, 16), (65000, 2**20, 8), (2**20, 2**20, 64), (8000, 2**20, 1)],
+)
+def test_splits_of_a_full_batch(width: int, part_bytes: int, most: int) -> None:
+    """Of a long request among short ones; what they need is bounded."""
+    tile = triton_tiles.Tile(64, keys=64, warps=4, stages=2)
+    found = triton_tiles.splits_for(512, width, processors=132, tile=tile, part_bytes=part_bytes)
+    assert found == (most, 1, 128, 4096)
+    assert most * part_bytes <= triton_tiles.MOST_BYTES

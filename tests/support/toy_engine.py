@@ -34,6 +34,10 @@ class ToyModel:
         self.out, self.head = torch.randn(4 * D, H, generator=g) / 8, torch.randn(H, vocabulary, generator=g)
         self.features = torch.randn(H, features, generator=g)
 
+    def keep_in(self, pool: Any) -> None:
+        """Keep keys and values in the first layer of a pool of the engine."""
+        self.keys, self.values = pool.get_key_buffer(0), pool.get_value_buffer(0)
+
     def __call__(self, tokens: Tensor, positions: Tensor, slots: Tensor, info: Any) -> tuple[Tensor, Tensor]:
         x = self.embed[tokens] + positions[:, None] * 0.01
         if isinstance(getattr(info, "hidden_states", None), Tensor):
@@ -71,8 +75,11 @@ class ParallelDrafter(Drafter):
 
 
 class Verifier(TreeVerifier):
-    def __init__(self) -> None:
+    def __init__(self, engines_pool: Any = None) -> None:
+        """engines_pool: of the engine, in place of the model's own memory."""
         self.model = ToyModel(V, 3 * H, 2)
+        if engines_pool is not None:
+            self.model.keep_in(engines_pool)
         caches = (self.model.keys, self.model.values)
         pool = SimpleNamespace(
             data_ptrs=torch.tensor([cache.data_ptr() for cache in caches]),
@@ -82,7 +89,9 @@ class Verifier(TreeVerifier):
         )
         config = SimpleNamespace(vocab_size=V, model_is_mrope=False)
         runner = SimpleNamespace(model_config=config, device="cpu", model=torch.nn.Module())
-        super().__init__(SimpleNamespace(model_runner=runner), None, ROWS, SimpleNamespace(get_kvcache=lambda: pool))
+        super().__init__(
+            SimpleNamespace(model_runner=runner), None, ROWS, SimpleNamespace(get_kvcache=lambda: engines_pool or pool)
+        )
         self._forward = self._target
 
     def _target(self, batch: RoundBatch, *, tokens: Any, positions: Any, slots: Any, info: Any, **_: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,17 +44,28 @@ SIZES = (1, 4)
 
 
 def parts(
-    sizes: Sequence[int] = SIZES, kind: type[Drafter] = Drafter, shapes: Sequence[Shape] = (PLAIN, SHAPE)
+    sizes: Sequence[int] = SIZES,
+    kind: type[Drafter] = Drafter,
+    shapes: Sequence[Shape] = (PLAIN, SHAPE),
+    pools: tuple[Any, Any] | None = None,
 ) -> Parts:
-    """A round of toy models, captured for these batch sizes and shapes."""
-    drafter, verifier = kind(), Verifier()
+    """A round of toy models, captured for these batch sizes and shapes.
+
+    pools: of the engine, for keys and values of the target and of the head; None: the models have their own memory.
+    """
+    drafter, verifier = kind(), Verifier(pools and pools[0])
+    if pools:
+        drafter.model.keep_in(pools[1])
     table, keys = torch.zeros(ROWS, COLUMNS, dtype=torch.int32), KeyTable(ROWS, "cpu", seed=1)
     reader = BatchReader(SHAPE.reach, 8, table, keys)
     decode_round = DecodeRound(drafter, verifier, reader)
     if sizes:
         decode_round.capture(EmulatedCapturer(), SHAPE, shapes, list(sizes), lambda *_: contextlib.nullcontext())
-    pool = Pool(None)  # of both models: their slots are those of the table
-    caches = [(cache, pool) for model in (verifier.model, drafter.model) for cache in (model.keys, model.values)]
+    # The slots of both models are those of the table.
+    caches = [(x, Pool(None)) for model in (verifier.model, drafter.model) for x in (model.keys, model.values)]
+    if pools:
+        caches = [(x, Pool(pool)) for pool in pools for x in (*pool.k_buffer, *pool.v_buffer)]
     return Parts(
-        decode_round, reader, verifier, drafter, SHAPE, V, DRAFT_V, table, keys.table, Allocator(), caches
+        decode_round, reader, verifier, drafter, SHAPE, V, DRAFT_V, table, keys.table, Allocator(), caches,
+        torch.float32,
     )  # fmt: skip

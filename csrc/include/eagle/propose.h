@@ -69,7 +69,9 @@ EAGLE_HD void propose(const Team& team, ProposeScratch& scratch, const float* lo
   team.sync();
   double highest = -INFINITY, sum = 0;
   for (int32_t i = 0; i < kept; ++i) highest = noised[i] > highest ? noised[i] : highest;
-  for (int32_t i = 0; i < kept; ++i) sum += exp(noised[i] - highest);
+  for (int32_t i = rank; i < kept; i += size) q[i] = exp(noised[i] - highest);  // nobody reads q any more
+  team.sync();
+  for (int32_t i = 0; i < kept; ++i) sum += q[i];
   const double all = highest + log(sum);
   for (int32_t i = rank; i < M; i += size) {
     int32_t place = 0;  // among equals in the order of the list

@@ -15,6 +15,7 @@ pytest.importorskip("sglang.srt.speculative.eagle_worker_v2", reason="the SGLang
 
 import toy_engine
 from large_tensors import LargeTensors
+from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 from toy_engine import COLUMNS, ROWS, SHAPE, Drafter
 from toy_parts import SIZES, parts
 
@@ -25,6 +26,7 @@ from eagle_plugin.selftest import comparison
 from eagle_plugin.selftest.failure import LeftOut
 from eagle_plugin.sglang import selftest
 from eagle_plugin.sglang.decode_round import DecodeRound
+from eagle_plugin.sglang.dummy_batches import RandomBatches
 from eagle_plugin.sglang.round_test import Parts, RoundTest
 
 
@@ -60,6 +62,21 @@ def again(made: Parts) -> RoundTest:
     test = RoundTest(made)
     test.run()
     return test
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_a_round_over_8_bit_caches_passes(recorded: None, dtype: torch.dtype) -> None:
+    """The engine keeps their bytes; what is put there has to be numbers."""
+    pools = tuple(MHATokenToKVPool(ROWS * COLUMNS, 1, dtype, 2, toy_engine.D, 1, "cpu", False) for _ in range(2))
+    made = parts(pools=pools)
+    assert {cache.dtype for cache, _ in made.caches} == {torch.uint8}
+    with RandomBatches(made).borrowed(8, 40) as rows:
+        slots = made.req_to_token[rows, :40].long().flatten()
+        for cache, pool in made.caches:
+            values = cache[slots].view(pool.buffers.dtype).float()
+            assert not bool(values.isnan().any()) and 0.8 < float(values.std()) < 1.2
+    test = RoundTest(made)
+    assert test.run() == [] and test.longest == SHAPE.max_accept_length
 
 
 def test_a_small_cache_is_enough(recorded: None) -> None:
