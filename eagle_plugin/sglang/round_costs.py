@@ -91,7 +91,7 @@ def _key(worker: Any) -> dict[str, Any]:
     )
 
 
-Batch = tuple[int, int, Sequence[Shape]]  # requests, tokens of each prefix, shapes of their rounds
+Batch = tuple[int, int, tuple[Shape, ...]]  # requests, tokens of each prefix, shapes of their rounds
 
 
 class CostMeasurement:
@@ -138,7 +138,7 @@ class CostMeasurement:
             if b == long:
                 yield b, self._long_prefix(b), (PLAIN, self._caps)
 
-    def _shapes_at(self, b: int) -> Sequence[Shape]:
+    def _shapes_at(self, b: int) -> tuple[Shape, ...]:
         """What is measured of so many requests: what was captured.
 
         Else plain rounds, those of one level, and those of the caps, without those that would have more rows than any
@@ -148,7 +148,7 @@ class CostMeasurement:
         if decode_round.sizes():
             return decode_round.shapes_at(b)
         shapes = PLAIN, Shape(1, caps.topk, min(caps.topk + 1, caps.width)), caps
-        return [shape for shape in shapes if fits(shape, b)]
+        return tuple(shape for shape in shapes if fits(shape, b))
 
     def is_faster_than(self, costs: Costs) -> bool:
         """Whether a round now takes so much less than these costs say that they were measured on a busy machine."""

@@ -183,7 +183,7 @@ def test_what_the_head_reads_while_serving_has_run_over_padding_before() -> None
     assert torch.equal(drafter.model.keys[1:], keys[1:]), "only the slot of padding is written"
     assert not server.deferred._counts.any()
     for longest in range(1, DEFERRED_TOKENS + 1):
-        server.caught_up([3], [40], first_state(1), longest)
+        server.caught_up([3], [20], first_state(1), longest)
     assert drafter.read == {(1, longest) for longest in range(1, DEFERRED_TOKENS + 1)}
     assert {(b, 1 << (rows - 1).bit_length()) for b, rows in drafter.read} <= prepared
 
