@@ -45,7 +45,7 @@ def measure(runner: Any, caps: Shape, budget: float = BUDGET) -> Costs:
     captured = round_costs.sizes_to_measure(runner._step.sizes())
     shapes = {b: rounds.measured(b) for b in captured}
     sizes = [b for b in captured if shapes[b]] or captured[:1]
-    long = _long(timer, sizes, caps)
+    long = _long(timer, [b for b in sizes if caps in shapes[b]], caps)
     for shape in shapes[sizes[0]]:  # what is allocated or read at the first time
         rounds.phases(shape, sizes[0], short)
     timer.target(sizes[0], 1, short)
