@@ -112,8 +112,11 @@ class CapturedRounds(Generic[Memory]):
             with around(buckets, size):
                 capture(size)
             if size not in buckets:
-                self.functions.forget(lambda key, size=size: key[1] == size)  # they hold memory
+                self._forget(size)  # its graphs hold memory
         self._buckets = buckets
+
+    def _forget(self, size: int) -> None:
+        self.functions.forget(lambda key: key[1] == size)
 
     def _has_graphs(self, b: int, shape: Shape) -> bool:
         """Whether a padded batch of b requests with trees of this shape is one of those that were captured."""
