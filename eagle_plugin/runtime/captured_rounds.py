@@ -8,10 +8,14 @@ from typing import Any, Generic, TypeVar
 
 from torch import Tensor
 
-from eagle_plugin.core.shape import Shape
+from eagle_plugin.core.shape import PLAIN, Shape
 from eagle_plugin.policy.path_sums import PathSums
 from eagle_plugin.runtime.graphs import Buckets, CapturedFunctions
 from eagle_plugin.runtime.round_memory import RoundMemory
+
+# Rows (requests times nodes) of the largest captured round with drafts: the target's logits take 4 bytes per row and
+# token of the vocabulary.
+MAX_ROWS = 1024
 
 Memory = TypeVar("Memory", bound=RoundMemory)
 # Of the captures of one batch size: a context, which may drop the size from the buckets.
@@ -27,39 +31,96 @@ class CapturedRounds(Generic[Memory]):
     """The functions of one worker's decode rounds.
 
     What was captured reads and writes static memory alone. A batch of b requests is padded to B, the next captured
-    size; a batch beyond the largest one runs as it is. Results lie in memory that later rounds overwrite.
+    size; a batch beyond the largest one runs as it is. The larger a size, the fewer nodes the trees have that are
+    captured for it; plain decoding is captured for every size. Results lie in memory that later rounds overwrite.
     """
 
+    shapes: tuple[Shape, ...] = ()  # that were captured for some size
+    narrows = True  # whether batches that are too large for the graphs of a shape get another one, instead of no graphs
     _memory: Memory  # once something was captured
 
     def __init__(self) -> None:
         self.functions = CapturedFunctions()
         self._buckets = Buckets([])
         self._path_sums: dict[Shape, PathSums] = {}  # by drafted shape: the graphs read them
+        self._narrower: dict[Shape, list[tuple[int, Shape]]] = {}  # what `narrower` gives
 
     def sizes(self) -> list[int]:
         """The batch sizes that were captured, the largest first."""
         return list(self._buckets)
 
-    def _capture_sizes(
-        self, sizes: list[int], around: Around, allocate: Callable[[int], Memory], capture: Callable[[int], None]
-    ) -> None:
-        """Capture for these batch sizes, in place of what was captured before.
+    def shapes_at(self, size: int) -> tuple[Shape, ...]:
+        """Of the captured shapes those that are captured for this batch size."""
+        return tuple(shape for shape in self.shapes if fits(shape, size))
 
-        allocate: makes the memory for a size, the largest one that fits; capture: captures the functions of a size.
+    def allowed(self, b: int) -> tuple[Shape, ...] | None:
+        """The shapes that a batch of b requests can have by graphs; None: all, or it has no graphs at all."""
+        size = self._buckets.of(b)
+        if size is None or not self.narrows or all(fits(shape, size) for shape in self.shapes):
+            return None
+        return self.shapes_at(size)
+
+    def narrowed(self, shape: Shape, b: int) -> Shape:
+        """This captured shape, or where b requests are too many for it, the widest one below it that they can have."""
+        allowed = self.allowed(b)
+        if allowed is None or shape in allowed:
+            return shape
+        return max((one for one in allowed if one.width <= shape.width), key=lambda one: one.width, default=PLAIN)
+
+    def narrower(self, shape: Shape) -> list[tuple[int, Shape]]:
+        """What batches have that are too large for this captured shape: (b, another shape), ascending.
+
+        The other shape is that of batches of more than b requests, up to the b of the next pair.
         """
-        buckets = Buckets(sizes)
+        found = self._narrower.get(shape)
+        if found is None:  # asked every round
+            found, below, last = self._narrower.setdefault(shape, []), 0, shape
+            for size in reversed(self.sizes()):
+                if (narrowed := self.narrowed(shape, size)) != last:
+                    found.append((below, narrowed))
+                below, last = size, narrowed
+        return found
+
+    def widest(self) -> list[list[int]]:
+        """The captured batch sizes with the most nodes of their trees, ascending: what was captured, in short."""
+        return [[size, max(shape.width for shape in self.shapes_at(size))] for size in reversed(self.sizes())]
+
+    def _capture_sizes(
+        self,
+        shapes: Sequence[Shape],
+        sizes: Sequence[int],
+        around: Around,
+        allocate: Callable[[int, int], Memory],
+        capture: Callable[[int], None],
+    ) -> None:
+        """Capture these shapes for these batch sizes, in place of what was captured before.
+
+        allocate: makes the memory for up to so many requests and rows, as much as fits; capture: captures the functions
+        of a size, of `shapes_at` it.
+        """
+        self.shapes, buckets = tuple(shapes), Buckets(sizes)
         self.functions.clear()
+        self._narrower.clear()
         self._buckets = Buckets([])
         for size in list(buckets):
+            rows = max(n * shape.width for n in buckets for shape in self.shapes_at(n))
             with around(buckets, size):
-                self._memory = allocate(size)
+                self._memory = allocate(size, rows)
             if size in buckets:
                 break
         for size in list(buckets):
             with around(buckets, size):
                 capture(size)
+            if size not in buckets:
+                self._forget(size)  # its graphs hold memory
         self._buckets = buckets
+
+    def _forget(self, size: int) -> None:
+        self.functions.forget(lambda key: key[1] == size)
+
+    def _has_graphs(self, b: int, shape: Shape) -> bool:
+        """Whether a padded batch of b requests with trees of this shape is one of those that were captured."""
+        return b in self._buckets and shape in self.shapes and fits(shape, b)
 
     def _is_captured(self, key: FunctionKey) -> bool:
         return key[1] in self._buckets and key in self.functions
@@ -72,3 +133,8 @@ class CapturedRounds(Generic[Memory]):
         if drafted not in self._path_sums:
             self._path_sums[drafted] = PathSums(drafted, shapes, scores.device, scores.shape[1])
         return self._path_sums[drafted]
+
+
+def fits(shape: Shape, size: int) -> bool:
+    """Whether rounds of this shape are captured for this batch size: those of up to `MAX_ROWS` rows, and plain ones."""
+    return shape == PLAIN or size * shape.width <= MAX_ROWS

@@ -16,9 +16,6 @@ from eagle_plugin.runtime.captured_rounds import CapturedRounds
 from eagle_plugin.runtime.graph_emulator import NO_OPERATORS, EmulatedCapturer
 from eagle_plugin.runtime.graphs import Buckets, Capturer, CudaCapturer
 
-# Rows of the largest captured round: the target's logits take 4 bytes per row and token of the vocabulary.
-MAX_ROWS = 1024
-
 
 def emulated() -> bool:
     """Whether graphs are emulated on a CPU, to prove what CUDA would capture: ``EAGLE_GRAPHS=emulate``."""
@@ -26,7 +23,7 @@ def emulated() -> bool:
 
 
 def powers_of_two(most: int) -> list[int]:
-    """The batch sizes that are captured by the emulator: 1, 2, 4 ... up to `most`."""
+    """1, 2, 4 .. up to `most`: the batch sizes that are captured by the emulator."""
     return [2**i for i in range(most.bit_length())]
 
 

@@ -45,7 +45,8 @@ class CudaCapturer:
     """
 
     def __init__(self) -> None:
-        self._pool: Any = None
+        # The first graph, kept as long as there are captures: torch asserts that a pool which it is given is in use.
+        self._first: Any = None
 
     def capture(self, function: Callable[[], T]) -> tuple[Graph, T]:
         """To be called with a stream other than the default one as the current one.
@@ -59,7 +60,7 @@ class CudaCapturer:
                 function()
             _wait_for_warm_up()
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self._pool, stream=torch.cuda.current_stream()):
+            with torch.cuda.graph(graph, pool=self._pool(), stream=torch.cuda.current_stream()):
                 result = function()
         except RuntimeError as error:
             # Ending the capture that memory ran out in can fail too, and would hide why.
@@ -68,8 +69,11 @@ class CudaCapturer:
             if is_out_of_memory(error) and not isinstance(error, torch.OutOfMemoryError):
                 raise torch.OutOfMemoryError(str(error)) from error
             raise
-        self._pool = graph.pool()
+        self._first = self._first or graph
         return graph, result
+
+    def _pool(self) -> Any:
+        return None if self._first is None else self._first.pool()
 
 
 def _wait_for_warm_up() -> None:
@@ -119,6 +123,11 @@ class CapturedFunctions:
     def clear(self) -> None:
         """Forget what was captured."""
         self._captured.clear()
+
+    def forget(self, is_meant: Callable[[Any], bool]) -> None:
+        """Forget what was captured under the keys that are meant."""
+        for key in [key for key in self._captured if is_meant(key)]:
+            del self._captured[key]
 
     def __len__(self) -> int:
         return len(self._captured)

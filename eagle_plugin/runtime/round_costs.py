@@ -6,15 +6,18 @@ within seconds, so that every time counts as a multiple of what a small forward 
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Generic, NamedTuple, TypeVar
 
 import torch
 
 from eagle_plugin.core.shape import PLAIN, Levels, Shape
 from eagle_plugin.policy.costs import Costs, Curve, Forward
+from eagle_plugin.runtime.graphs import is_out_of_memory
 
 PASSES = 4
 LONG = 1024  # tokens of long prefixes, at most
@@ -23,7 +26,7 @@ SHORTEST = 1e-6  # seconds, where noise hides what a level takes
 MUCH_FASTER = 1.5  # a round now, over the one that kept costs tell: the machine was busy when they were measured
 
 Key = TypeVar("Key", bound=Hashable)
-Cell = TypeVar("Cell")
+Cell = TypeVar("Cell", bound=Hashable)
 Result = TypeVar("Result")
 
 
@@ -63,6 +66,11 @@ class ReferenceTimes(Generic[Key]):
         for cell, seconds in parts.items():
             self._multiples.setdefault(cell, []).append(2 * seconds / (before + self._last))
 
+    def forget(self, cells: Iterable[Key]) -> None:
+        """Leave out the times of these forwards."""
+        for cell in cells:
+            self._multiples.pop(cell, None)
+
     def times(self) -> dict[Key, float]:
         """Seconds of each forward while the reference is fastest: of several runs the median."""
         return {cell: self._fastest * statistics.median(found) for cell, found in self._multiples.items()}
@@ -75,21 +83,63 @@ def measure(
     is_needed: Callable[[Cell], bool],
     in_any_rank: Callable[[bool], bool],
     budget: float,
+    size_of: Callable[[Cell], int],
 ) -> dict[Key, float]:
     """Seconds of the parts of all cells, in each of `PASSES` passes.
 
     run(cell) gives the seconds of the parts that have just run, and may go on after the reference has run.
     in_any_rank: whether a flag is set in any rank; all ranks run the same cells. budget: seconds, after which cells
-    that are not needed are left out.
+    that are not needed are left out. size_of: where a cell runs out of memory in any rank, no cell of its size or a
+    larger one has a time.
+
+    Raises:
+        torch.OutOfMemoryError: for the smallest cell; nothing is left to measure.
     """
-    end = time.perf_counter() + budget
+    end, too_large = time.perf_counter() + budget, math.inf
+    ran: dict[Cell, set[Key]] = {cell: set() for cell in cells}
     for _ in range(PASSES):
         for cell in cells:
             is_late = in_any_rank(time.perf_counter() > end)
-            if is_needed(cell) or not is_late:
-                for parts in run(cell):
-                    timed.add_all(parts)
+            if size_of(cell) >= too_large or (is_late and not is_needed(cell)):
+                continue
+            if in_any_rank(not _has_room(partial(_run, timed, run, cell, ran[cell]))):
+                too_large = size_of(cell)
+                if too_large == min(map(size_of, cells)):
+                    raise torch.OutOfMemoryError("there is no memory for the smallest round whose costs are measured")
+                for other in cells:
+                    if size_of(other) >= too_large:
+                        timed.forget(ran[other])
+                if torch.cuda.is_initialized():
+                    torch.cuda.empty_cache()
     return timed.times()
+
+
+def _run(
+    timed: ReferenceTimes[Key], run: Callable[[Cell], Iterable[Mapping[Key, float]]], cell: Cell, ran: set[Key]
+) -> None:
+    for parts in run(cell):
+        ran.update(parts)
+        timed.add_all(parts)
+
+
+def _has_room(call: Callable[[], None]) -> bool:
+    """Whether a call does not run out of memory."""
+    try:
+        call()
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        return False
+    return True
+
+
+def sizes_to_measure(captured: Sequence[int]) -> list[int]:
+    """Of the captured batch sizes the smallest, the powers of two and the largest, ascending.
+
+    The costs of the sizes between are interpolated.
+    """
+    ends = min(captured), max(captured)
+    return sorted(size for size in captured if size in ends or size & (size - 1) == 0)
 
 
 def timed_call(call: Callable[[], Result], of_thread: bool = False) -> tuple[float, Result]:
@@ -116,7 +166,7 @@ def costs_of(rounds: Mapping[Round, Phases], levels: Levels) -> Costs:
     """The costs of rounds from those of some shapes and batch sizes, over prefixes of one length.
 
     What a draft takes without a forward of the head, of one level if it has one, counts as fixed; so some round must
-    have no more levels.
+    have no more levels. Where none has, all of it counts for the levels.
     """
     target, level, extend = [], [], []
     first: dict[int, float] = {}  # by requests: of a draft without a forward
@@ -129,12 +179,12 @@ def costs_of(rounds: Mapping[Round, Phases], levels: Levels) -> Costs:
             extend.append((b * shape.max_accept_length, phases.extend))
         if shape.steps > levels.without_forward:
             rows, forwards = levels.forwards(shape)
-            level.append((b * rows, max(phases.draft - first[b], SHORTEST) / forwards))
+            level.append((b * rows, max(phases.draft - first.get(b, 0.0), SHORTEST) / forwards))
     return Costs(
         Forward(Curve.of(target)),
         Forward(Curve.of(level or extend)),
         Forward(Curve.of(extend)),
-        min(first.values()),
+        min(first.values(), default=0.0),
         levels,
     )
 

@@ -29,19 +29,23 @@ class RoundMemory(StaticMemory):
     The rows of a padded batch come request by request, those of padding last.
     """
 
-    def __init__(self, caps: Shape, most: int, like: OneRequest) -> None:
+    def __init__(self, caps: Shape, most: int, like: OneRequest, rows: int | None = None) -> None:
+        """rows: nodes of all trees of a round, at most; None: as many as that many requests have with the caps."""
         super().__init__(like.logits.device)
         self._caps, self._like = caps, like
-        self.allocate("logits", most * caps.width * like.logits.shape[1], torch.float32)
-        self.allocate_rows("features", most * caps.width, like.features)
-        self.allocate("accepted.index", most * caps.max_accept_length, torch.int32)
+        rows = most * caps.width if rows is None else rows
+        on_paths = min(most * caps.max_accept_length, rows)
+        self.allocate("logits", rows * like.logits.shape[1], torch.float32)
+        self.allocate_rows("features", rows, like.features)
+        self.allocate("accepted.index", on_paths, torch.int32)
         self.allocate("accepted.lengths", most, torch.int32, 1)
-        self.allocate("accepted.tokens", most * caps.max_accept_length, torch.int64)
+        self.allocate("accepted.tokens", on_paths, torch.int64)
         self.allocate("roots", most, torch.int64)
         self.allocate_rows("state.hidden", most, like.state.hidden)
-        for part, fields in (("state", like.state.top._asdict()), ("tree", like.drafts.tree._asdict())):
-            for name, values in fields.items():
-                self.allocate_rows(f"{part}.{name}", most, values)
+        for name, values in like.state.top._asdict().items():
+            self.allocate_rows(f"state.{name}", most, values)
+        for name, values in like.drafts.tree._asdict().items():
+            self.allocate(f"tree.{name}", rows, values.dtype)
 
     def logits(self, padded_b: int, width: int | None = None) -> Tensor:
         """[B * W, V] float32; width: of the trees, if not that of the caps."""

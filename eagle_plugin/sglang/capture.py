@@ -14,7 +14,7 @@ from sglang.srt.runtime_context import get_exec
 
 from eagle_plugin.core.shape import PLAIN, Shape
 from eagle_plugin.policy.shapes import captured_shapes
-from eagle_plugin.runtime.capturing import MAX_ROWS, capturer_for, emulated, left_out_without_memory, powers_of_two
+from eagle_plugin.runtime.capturing import capturer_for, emulated, left_out_without_memory, powers_of_two
 from eagle_plugin.runtime.graphs import Buckets
 from eagle_plugin.sglang.decode_round import DecodeRound
 from eagle_plugin.sglang.deferred_extend import DeferredTokens
@@ -28,9 +28,12 @@ def prepare_rounds(worker: Any, mode: str) -> None:
     decode_round, caps, pool = worker._round, worker.shape, worker.req_to_token_pool
     *_, output, _, _ = decode_round.padding_round(PLAIN)
     decode_round.deferred = DeferredTokens(len(pool.req_to_token), output.features[0])
+    decode_round.narrows = mode != "fixed"
     shapes = [PLAIN, caps] if mode == "fixed" else captured_shapes(caps, worker._draft_worker.levels.kind)
     if worker._adapters.can_be_captured:
         capture_rounds(decode_round, caps, shapes, worker.device, pool.size, mode == "auto")
+    if worker.device == "cuda":
+        decode_round.deferred.read_padding(worker._reader, worker._draft_worker, pool.size)
 
 
 def capture_rounds(
@@ -43,16 +46,22 @@ def capture_rounds(
     if device == "cuda":
         if check_cuda_graph_backend(Phase.DECODE, Backend.DISABLED):
             return
-        sizes = get_exec().graph.cuda_graph_config.decode.bs
+        sizes = sizes_up_to(most, get_exec().graph.cuda_graph_config.decode.bs)
     elif emulated():
         sizes = powers_of_two(most)
     else:
         return
-    sizes = [size for size in sizes if size <= most and size * caps.width <= MAX_ROWS]
-    if not sizes:
-        return
     with capturer_for(decode_round, device, rank_logger(logger), graph_capture(), model_capture_mode()) as capturer:
         decode_round.capture(capturer, caps, shapes, sizes, _around, with_sums)
+
+
+def sizes_up_to(most: int, engines: Sequence[int]) -> list[int]:
+    """The batch sizes that the engine captures itself: those of its list up to `most` requests, and `most`.
+
+    As its own ``get_batch_sizes_to_capture``, but without what that makes of `most` for ranks that divide the rows of
+    attention: our rounds are divided whatever their rows, and their static memory has `most` requests.
+    """
+    return sorted({min(size, most) for size in engines})
 
 
 def _around(buckets: Buckets, size: int) -> AbstractContextManager[None]:

@@ -37,15 +37,15 @@ class DecodeRound(CapturedRounds[RoundMemory]):
         super().__init__()
         self._drafter, self._verifier, self._reader, self._adapters = drafter, verifier, reader, adapters
         self.deferred: DeferredTokens | None = None  # where the head reads the tokens of plain rounds later
-        self.shapes: tuple[Shape, ...] = ()  # that were captured
 
     def is_captured(self, batch: RoundBatch) -> bool:
         """Whether the results of this round lie in memory that the next round overwrites."""
-        return batch.padded_b in self._buckets
+        return self._has_graphs(batch.padded_b, batch.shape)
 
-    def padded_b(self, b: int) -> int:
-        """The size of the padded batch of b requests: the next captured one, or b where there is none."""
-        return self._buckets.of(b) or b
+    def padded_b(self, b: int, shape: Shape) -> int:
+        """The size of the padded batch of b requests: the next one, or b where this shape is not captured for it."""
+        size = self._buckets.of(b)
+        return size if size is not None and self._has_graphs(size, shape) else b
 
     def draft(self, batch: RoundBatch, state: DraftState) -> Drafts:
         """Draft a tree per request of the padded batch; state is what the round before left, of b requests."""
@@ -93,29 +93,30 @@ class DecodeRound(CapturedRounds[RoundMemory]):
         around: Around,
         with_sums: bool = False,
     ) -> None:
-        """Capture the rounds of these shapes within `caps` for these batch sizes.
+        """Capture the rounds of these shapes within `caps` for these batch sizes, as far as one `fits` the other.
 
         around(buckets, size) is the context of the captures of one size; it may drop the size from the buckets.
         with_sums: capture path sums too, which a policy over these shapes reads.
         """
 
-        def allocate(most: int) -> RoundMemory:
+        def allocate(most: int, rows: int) -> RoundMemory:
             _, output, _, state = self.padding_round(caps)
             logits, features = output.logits[:1].clone(), output.features[:1].clone()  # kept: no row more than needed
             drafts = Drafts.plain(state.roots, caps.width)
-            return RoundMemory(caps, most, OneRequest(logits, features, state.head, drafts))
+            return RoundMemory(caps, most, OneRequest(logits, features, state.head, drafts), rows)
 
         if self._adapters is not None:
             self._adapters.use_static_memory(max(sizes), caps.width)
-        self._capture_sizes(sizes, around, allocate, partial(self._capture_size, capturer, shapes, with_sums))
+        self._capture_sizes(shapes, sizes, around, allocate, partial(self._capture_size, capturer, with_sums))
         if self._adapters is not None:
             self._adapters.forget()
-        self.shapes = tuple(shapes)
 
-    def _capture_size(self, capturer: Capturer, shapes: Sequence[Shape], with_sums: bool, size: int) -> None:
+    def _capture_size(self, capturer: Capturer, with_sums: bool, size: int) -> None:
         """All functions of one batch size, those that come first in a round before the others (`CudaCapturer`)."""
         capture, memory = self.functions.capture, self._memory
-        batches = [self._reader.padding(shape, size, greedy) for shape in shapes for greedy in (True, False)]
+        batches = [
+            self._reader.padding(shape, size, greedy) for shape in self.shapes_at(size) for greedy in (True, False)
+        ]
 
         def draft(batch: RoundBatch) -> Drafts:
             drafts = self._draft(batch, DraftState(memory.state(size), memory.view("roots", size)))
@@ -154,7 +155,7 @@ class DecodeRound(CapturedRounds[RoundMemory]):
             capture(capturer, _key("extend", batch), extend)
         for batch, drafts in zip(batches, drafted, strict=True):
             if with_sums and drafts.scores is not None:
-                sums = self._sums_of(batch.shape, drafts.scores, shapes)
+                sums = self._sums_of(batch.shape, drafts.scores, self.shapes)
                 capture(capturer, _key("sums", batch), partial(sums, drafts.scores))
 
     def padding_round(self, shape: Shape) -> tuple[DraftTree, TargetOutput, Accepted, DraftState]:

@@ -12,6 +12,8 @@ from eagle_plugin.core.shape import Shape
 from eagle_plugin.core.verify import Accepted
 from eagle_plugin.kernels.accepted_path import read_path
 from eagle_plugin.policy.costs import DEFERRED_TOKENS
+from eagle_plugin.runtime.captured_rounds import MAX_ROWS
+from eagle_plugin.runtime.capturing import powers_of_two
 from eagle_plugin.runtime.deferred_limit import most_deferred
 from eagle_plugin.runtime.round import HeadState, TopM
 from eagle_plugin.sglang.batch import BatchReader, RoundBatch
@@ -79,6 +81,20 @@ class DeferredTokens:
         self.forget(rows)
         return state
 
+    def read_padding(self, reader: BatchReader, drafter: TreeDrafter, most: int) -> None:
+        """Run the forwards of `read` once over padding, so that no request waits until their kernels are compiled.
+
+        Attention has kernels for numbers of rows per request up to each power of two, and others for small batches,
+        whose prefixes it splits. most: requests of the largest batch.
+        """
+        nothing = torch.zeros(1, dtype=torch.int64, device=self._counts.device)
+        for tokens in powers_of_two(min(DEFERRED_TOKENS, self.most)):
+            for b in powers_of_two(min(most, MAX_ROWS // tokens)):
+                rows = nothing.expand(b)
+                batch = reader.padding(Shape.chain(tokens - 1), b, is_greedy=True)
+                lengths = torch.ones_like(rows, dtype=torch.int32)
+                _extend(batch, drafter, lengths, self._tokens[rows, :tokens], self._states[rows, :tokens])
+
     def _read_some(
         self,
         schedule_batch: Any,
@@ -97,13 +113,16 @@ class DeferredTokens:
         places = torch.arange(batch.start.slots.shape[1], device=rows.device)
         # The slots after the committed tokens are reserved for the caps of a round, and there may be fewer.
         batch.start.slots.masked_fill_(places >= counts[:, None], 0)
-        accepted = Accepted(
-            index=torch.zeros(b, longest, dtype=torch.int32, device=rows.device),
-            lengths=counts.clamp(min=1).int(),
-            tokens=self._tokens[rows, part],
-        )
-        path = read_path(accepted, batch.prefix_lens, 1)
-        found = drafter.extend(batch, accepted, path, self._states[rows, part].flatten(0, 1))
+        tokens, states = self._tokens[rows, part], self._states[rows, part]
+        found = _extend(batch, drafter, counts.clamp(min=1).int(), tokens, states)
         has_read = (counts > 0)[:, None]
         top = TopM(*(torch.where(has_read, new, old) for new, old in zip(found.head.top, state.head.top, strict=True)))
         return DraftState(HeadState(top, torch.where(has_read, found.head.hidden, state.head.hidden)), state.roots)
+
+
+def _extend(batch: RoundBatch, drafter: TreeDrafter, lengths: Tensor, tokens: Tensor, states: Tensor) -> DraftState:
+    """Let the head read lengths [B] int32 tokens of each request, of tokens [B, n] after the states [B, n, F]."""
+    index = torch.zeros_like(tokens, dtype=torch.int32)
+    accepted = Accepted(index, lengths, tokens)
+    path = read_path(accepted, batch.prefix_lens, 1)
+    return drafter.extend(batch, accepted, path, states.flatten(0, 1))

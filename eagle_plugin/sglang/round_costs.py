@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -19,6 +19,8 @@ from eagle_plugin.policy.costs import Costs
 from eagle_plugin.policy.log import without_policy
 from eagle_plugin.policy.shapes import shapes_within
 from eagle_plugin.runtime import cost_files
+from eagle_plugin.runtime.captured_rounds import fits
+from eagle_plugin.runtime.capturing import powers_of_two
 from eagle_plugin.runtime.policy_start import start_policy
 from eagle_plugin.runtime.round_costs import (
     LONG,
@@ -30,6 +32,7 @@ from eagle_plugin.runtime.round_costs import (
     is_much_faster,
     measure,
     per_key_and_row,
+    sizes_to_measure,
     slope,
     timed_call,
 )
@@ -83,14 +86,14 @@ def _key(worker: Any) -> dict[str, Any]:
         quantization=str(runner.model_config.quantization),
         kv_cache=str(runner.kv_cache_dtype),
         ranks=get_parallel().tp_size,
-        graphs=worker._round.sizes(),
+        graphs=worker._round.widest(),
         requests=worker.req_to_token_pool.size,
         levels=worker.draft_worker.levels.kind,
         **kernel_settings(arguments),
     )
 
 
-Batch = tuple[int, int, Sequence[Shape]]  # requests, tokens of each prefix, shapes of their rounds
+Batch = tuple[int, int, tuple[Shape, ...]]  # requests, tokens of each prefix, shapes of their rounds
 
 
 class CostMeasurement:
@@ -101,15 +104,27 @@ class CostMeasurement:
         self._random = RandomBatches(parts)
         self._caps = parts.shape
         self._levels: Levels = parts.drafter.levels.kind
+        captured = parts.decode_round.sizes()
+        self._sizes = sizes_to_measure(captured) if captured else powers_of_two(most_requests)
         self._small_round: Callable[[], float]  # what others are compared with, in seconds
 
     def run(self) -> Costs:
-        """Rounds of 1, 2, 4 .. requests, plain ones among them; and of a few with long prefixes."""
+        """Rounds of 1, 2, 4 .. requests, plain ones among them; and of a few with long prefixes.
+
+        Where rounds are captured, only of captured batch sizes and of the shapes that are captured for each: a round
+        without graphs costs more, and a curve with both kinds would tell the costs of neither.
+        """
         self._phases(1, self._caps, SHORT_PREFIX)  # the first run of anything is slow
         with self._requests(1, SHORT_PREFIX):
             timed: ReferenceTimes[tuple[Round, str]] = ReferenceTimes(lambda: self._small_round())
         found = measure(
-            timed, list(self._batches()), self._run, lambda batch: batch[0] == 1, in_any_rank, BUDGET_SECONDS
+            timed,
+            list(self._batches()),
+            self._run,
+            lambda batch: batch[0] == self._sizes[0],
+            in_any_rank,
+            BUDGET_SECONDS,
+            lambda batch: batch[0],
         )
         cells = dict.fromkeys(cell for cell, _ in found)
         times = {cell: Phases(*(found[cell, name] for name in Phases._fields)) for cell in cells}
@@ -117,23 +132,25 @@ class CostMeasurement:
         return self._with_context(times, costs_of(short, self._levels))
 
     def _batches(self) -> Iterator[Batch]:
-        shapes, long = self._shapes(), self._long_batch()
-        b = 1
-        while b <= self._most and self._random.longest(b) >= SHORT_PREFIX:
-            yield b, SHORT_PREFIX, shapes
+        long = self._long_batch()
+        for b in self._sizes:
+            if self._random.longest(b) < SHORT_PREFIX:
+                return
+            yield b, SHORT_PREFIX, self._shapes_at(b)
             if b == long:
                 yield b, self._long_prefix(b), (PLAIN, self._caps)
-            b *= 2
 
-    def _shapes(self) -> Sequence[Shape]:
-        """What is measured: what was captured, since a round of any other shape runs without graphs, and costs more.
+    def _shapes_at(self, b: int) -> tuple[Shape, ...]:
+        """What is measured of so many requests: what was captured.
 
-        Else plain rounds, those of one level, and those of the caps: what is between them is interpolated.
+        Else plain rounds, those of one level, and those of the caps, without those that would have more rows than any
+        captured round: what is between them is interpolated.
         """
-        captured, caps = self._parts.decode_round.shapes, self._caps
-        if any(shape.steps == 1 for shape in captured):
-            return captured
-        return PLAIN, Shape(1, caps.topk, min(caps.topk + 1, caps.width)), caps
+        decode_round, caps = self._parts.decode_round, self._caps
+        if decode_round.sizes():
+            return decode_round.shapes_at(b)
+        shapes = PLAIN, Shape(1, caps.topk, min(caps.topk + 1, caps.width)), caps
+        return tuple(shape for shape in shapes if fits(shape, b))
 
     def is_faster_than(self, costs: Costs) -> bool:
         """Whether a round now takes so much less than these costs say that they were measured on a busy machine."""
@@ -167,11 +184,9 @@ class CostMeasurement:
         )
 
     def _long_batch(self) -> int:
-        """Requests with long prefixes, a power of two; 0 where there is no room for prefixes that cost something."""
-        b = LONG_BATCH
-        while b and (b > self._most or self._long_prefix(b) - SHORT_PREFIX < LONG // 4):
-            b //= 2
-        return b
+        """Requests with long prefixes, a few; 0 where there is no room for prefixes that cost something."""
+        few = (b for b in self._sizes if b <= min(LONG_BATCH, self._most) and self._caps in self._shapes_at(b))
+        return max((b for b in few if self._long_prefix(b) - SHORT_PREFIX >= LONG // 4), default=0)
 
     def _long_prefix(self, b: int) -> int:
         return min(LONG, self._random.longest(b)) if b else 0
@@ -195,7 +210,8 @@ class CostMeasurement:
         b = len(rows)
         lengths = torch.full((b,), prefix, dtype=torch.int64, device=self._random.device)
         schedule = self._random.schedule(rows, lengths, greedy=True)
-        return self._one_round(self._parts.reader.read(shape, schedule, self._parts.decode_round.padded_b(b)), state)
+        padded_b = self._parts.decode_round.padded_b(b, shape)
+        return self._one_round(self._parts.reader.read(shape, schedule, padded_b), state)
 
     def _one_round(self, batch: RoundBatch, state: DraftState) -> Phases:
         functions = self._parts.decode_round

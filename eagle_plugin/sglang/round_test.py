@@ -72,9 +72,10 @@ class RoundTest:
 
         Without graphs a few rounds run twice: their fingerprints are compared between ranks.
         """
-        sizes = self._parts.decode_round.sizes() or [self._random.requests(TREE_REQUESTS)]
-        shapes = self._parts.decode_round.shapes or (self._parts.shape, PLAIN)
-        keys = [(n, shape, greedy) for n in sizes for shape in shapes for greedy in (True, False)]
+        captured = self._parts.decode_round
+        eager = [(self._random.requests(TREE_REQUESTS), shape) for shape in (self._parts.shape, PLAIN)]
+        batches = [(n, shape) for n in captured.sizes() for shape in captured.shapes_at(n)] or eager
+        keys = [(n, shape, greedy) for n, shape in batches for greedy in (True, False)]
         order = [keys[i] for i in torch.randperm(len(keys), generator=self._random.generator).tolist()]
         repeated = order * (2 if len(keys) <= SECOND_PASS else 1)
         return differences_of_batches((_name(*key), partial(self._one_batch, *key)) for key in repeated)

@@ -196,11 +196,13 @@ class TreeWorker(EAGLEWorkerV2):
         limits = self._limits_of(batch)
         drafting = None if limits is None else limits.drafting
         requests = b if drafting is None else len(drafting)
-        shape = PLAIN if is_plain else self.shapes.choose(b, prefix_tokens, deferred=deferred, drafting=requests)
+        allowed = self._round.allowed(b)
+        shape = PLAIN if is_plain else self.shapes.choose(b, prefix_tokens, allowed, deferred, requests)
         shape, most = self._shared.agree(shape, b, is_plain)
+        shape = self._round.narrowed(shape, most)
         self.shapes.begin(shape, b, prefix_tokens)
         state = self._caught_up(batch, shape, deferred)
-        verified = self._reader.read(shape, batch, self._round.padded_b(most))
+        verified = self._reader.read(shape, batch, self._round.padded_b(most, shape))
         # Without graphs the head does not run over what other ranks have more.
         inputs = verified if self._round.is_captured(verified) else verified.first(b)
         # From here on the round reads its own copy of the slots: the scheduler may change its table.
@@ -264,7 +266,8 @@ class TreeWorker(EAGLEWorkerV2):
         """A round without requests, beside those of other ranks of data-parallel attention."""
         self.shapes.pause()
         shape, most = self._shared.agree(PLAIN, 0)
-        inputs = self._reader.padding(shape, self._round.padded_b(most), is_greedy=True)
+        shape = self._round.narrowed(shape, most)
+        inputs = self._reader.padding(shape, self._round.padded_b(most, shape), is_greedy=True)
         nothing = torch.zeros(0, dtype=torch.int64, device=self.device)
         self._round.verify(inputs, Drafts(DraftTree.padding(nothing, shape.width), shape))
         return idle_result(shape, batch.seq_lens)

@@ -15,7 +15,7 @@ from vllm.model_executor.layers.attention.attention import unified_attention_wit
 from eagle_plugin.core.shape import PLAIN, Shape
 from eagle_plugin.policy.shapes import captured_shapes
 from eagle_plugin.runtime import graph_emulator
-from eagle_plugin.runtime.capturing import MAX_ROWS, capturer_for, emulated, left_out_without_memory, powers_of_two
+from eagle_plugin.runtime.capturing import capturer_for, emulated, left_out_without_memory, powers_of_two
 from eagle_plugin.vllm.attention import ExtendRows, Rows
 from eagle_plugin.vllm.decode_step import DecodeStep, side_by_side
 from eagle_plugin.vllm.dummy_batches import forward, layer_metadata, places_of, target_states
@@ -41,9 +41,7 @@ def captured_steps(runner: Any, logger: logging.Logger) -> DecodeStep | None:
         return None
     sizes = (cuda_sizes if kind == "cuda" else powers_of_two)(runner.max_num_reqs)
     head_rows = runner.drafter.masked_rows_per_request(runner._caps)
-    sizes = [
-        size for size in sizes if size * runner._caps.width <= MAX_ROWS and size * head_rows <= runner.max_num_tokens
-    ]
+    sizes = [size for size in sizes if size * head_rows <= runner.max_num_tokens]
     around = partial(
         left_out_without_memory,
         in_any_rank=in_any_rank,
@@ -59,6 +57,7 @@ def captured_steps(runner: Any, logger: logging.Logger) -> DecodeStep | None:
     if kind != "cuda":
         graph_emulator.install()
     step = new_step(runner)
+    step.narrows = runner._policy_mode == "auto"
     with capturer_for(step, kind, logger, graph_capture(runner.device), transparent=attention) as capturer:
         step.capture(capturer, _shapes(runner), sizes, around, with_sums=runner._policy_mode == "auto")
     return step

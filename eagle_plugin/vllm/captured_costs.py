@@ -35,17 +35,18 @@ def has_graphs(runner: Any) -> bool:
 
 
 def measure(runner: Any, caps: Shape, budget: float = BUDGET) -> Costs:
-    """The costs of rounds of every captured batch size, on a `TreeModelRunner` that has its caches and no request yet.
+    """The costs of rounds of captured batch sizes, on a `TreeModelRunner` that has its caches and no request yet.
 
-    Larger batches, which run without graphs, are left to what their rounds take.
+    Of each size the shapes that are captured for it. Larger batches, which run without graphs, are left to what their
+    rounds take.
     """
     rounds = CapturedRounds(runner, caps)
     timer, short = rounds.timer, rounds.timer.short
-    captured = sorted(runner._step.sizes())
-    sizes = [b for b in captured if timer.fits(b, caps.width, short)] or captured[:1]
-    shapes = [shape for shape in runner._step.shapes if shape != PLAIN]
-    long = _long(timer, sizes, caps)
-    for shape in shapes:  # what is allocated or read at the first time
+    captured = round_costs.sizes_to_measure(runner._step.sizes())
+    shapes = {b: rounds.measured(b) for b in captured}
+    sizes = [b for b in captured if shapes[b]] or captured[:1]
+    long = _long(timer, [b for b in sizes if caps in shapes[b]], caps)
+    for shape in shapes[sizes[0]]:  # what is allocated or read at the first time
         rounds.phases(shape, sizes[0], short)
     timer.target(sizes[0], 1, short)
     timed: ReferenceTimes[Key] = ReferenceTimes(lambda: timer.target(1, 1, short))
@@ -55,14 +56,16 @@ def measure(runner: Any, caps: Shape, budget: float = BUDGET) -> Costs:
         if batch == prompt:
             yield {(PROMPT, "prompt"): timer.prompt_token()}
             return
-        for shape in shapes if prefix == short else [caps]:
+        for shape in shapes[b] if prefix == short else [caps]:
             phases = rounds.phases(shape, b, prefix)._asdict()
             yield {((b, shape, prefix), name): seconds for name, seconds in phases.items()}
         yield {((b, PLAIN, prefix), "target"): timer.target(b, 1, prefix)}
 
     prompt = PROMPT[0], PROMPT[2]
     batches = [*dict.fromkeys([*long, *((b, short) for b in sizes)]), prompt]
-    times = round_costs.measure(timed, batches, run, lambda batch: batch[0] <= sizes[0], in_any_rank, budget)
+    times = round_costs.measure(
+        timed, batches, run, lambda batch: batch[0] <= sizes[0], in_any_rank, budget, lambda batch: batch[0]
+    )
     levels: Levels = runner.drafter.levels.kind
     found = {
         (b, shape, prefix): Phases(*(times[(b, shape, prefix), name] for name in Phases._fields))
@@ -115,6 +118,11 @@ class CapturedRounds:
         self.timer = RoundTimer(runner, caps)
         self._runner = runner
         self._step: DecodeStep = runner._step
+
+    def measured(self, b: int) -> list[Shape]:
+        """The shapes of drafted rounds that are captured for b requests, a captured size, and that the caches hold."""
+        shapes = [shape for shape in self._step.shapes_at(b) if shape != PLAIN]
+        return [shape for shape in shapes if self.timer.fits(b, shape.width, self.timer.short)]
 
     @torch.inference_mode()
     def phases(self, shape: Shape, b: int, prefix: int) -> Phases:

@@ -19,7 +19,7 @@ from eagle_plugin.core.shape import PLAIN, Shape
 from eagle_plugin.core.verify import Accepted
 from eagle_plugin.kernels.sampling import SamplingParams
 from eagle_plugin.policy.path_sums import PathSums
-from eagle_plugin.runtime.captured_rounds import Around, FunctionKey
+from eagle_plugin.runtime.captured_rounds import Around, FunctionKey, fits
 from eagle_plugin.runtime.graphs import Capturer
 from eagle_plugin.runtime.round import Drafts, HeadState
 from eagle_plugin.vllm.batch import RoundBatch
@@ -34,7 +34,7 @@ class DecodeStep(StepFunctions):
     Drafted trees are overwritten after the step that verifies them.
     """
 
-    shapes: tuple[Shape, ...] = ()  # of the rounds that what was captured serves; a plain one has no function
+    # A plain round has no function, whatever `shapes` says.
     _step_size: int | None = None  # of the step's padded batch; None: no graphs for so many requests
     _verified: Shape | None = None  # of the trees that all requests of the step verify, if it was captured
     _case: bool | None = None  # of the target's forward (`TargetForward.case`)
@@ -53,7 +53,7 @@ class DecodeStep(StepFunctions):
         for layer in {group: layer for layer, group in self._tables.items()}.values():
             self._memory.put_table(layer, layers[layer].slot_table, batch.b, padded_b)
         self._linear.begin(self._memory, layers, padded_b)
-        if batch.uniform and batch.drafts.shape in self.shapes:
+        if batch.uniform and self._has_graphs(padded_b, batch.drafts.shape):
             self._verified = batch.drafts.shape
             if not self.holds(batch.drafts):
                 self._memory.put_trees(batch.drafts.tree, padded_b)
@@ -142,21 +142,23 @@ class DecodeStep(StepFunctions):
     def capture(
         self, capturer: Capturer, shapes: Sequence[Shape], sizes: list[int], around: Around, with_sums: bool = False
     ) -> None:
-        """Capture the functions of these shapes for these batch sizes, in place of what was captured before.
+        """Capture the functions of these shapes for these batch sizes, as far as one `fits` the other, in place of what
+        was captured before.
 
         around(buckets, size) is the context of the captures of one size; it may drop the size from the buckets.
         with_sums: capture path sums too, which a policy over `shapes` reads.
         """
-        self._step_size, self.shapes = None, tuple(shapes)
-        like = self._one_request()
+        self._step_size, like = None, self._one_request()
+        drafted = [shape for shape in shapes if shape != PLAIN]
+        sizes = [size for size in sizes if any(fits(shape, size) for shape in drafted)]
 
-        def allocate(most: int) -> StepMemory:
-            memory = StepMemory(self._caps, most, like, self._columns, self._tables)
-            self._linear.allocate(memory, most, self._caps.width)
+        def allocate(most: int, rows: int) -> StepMemory:
+            memory = StepMemory(self._caps, most, like, self._columns, self._tables, rows)
+            self._linear.allocate(memory, most, rows)
             return memory
 
         with nullcontext() if self._forward is None else self._forward.ready():
-            self._capture_sizes(sizes, around, allocate, partial(self._capture_size, capturer, with_sums))
+            self._capture_sizes(shapes, sizes, around, allocate, partial(self._capture_size, capturer, with_sums))
 
     def _capture_size(self, capturer: Capturer, with_sums: bool, padded_b: int) -> None:
         """All functions of one batch size, those whose results are read late before the others (`CudaCapturer`)."""
@@ -165,10 +167,10 @@ class DecodeStep(StepFunctions):
             key = phase, padded_b, of, is_greedy
             return self.functions.capture(capturer, key, self._function(key))
 
-        shapes = [shape for shape in self.shapes if shape != PLAIN]
+        shapes = [shape for shape in self.shapes_at(padded_b) if shape != PLAIN]
         for width in sorted({shape.width for shape in shapes}):
             if self._forward is not None and padded_b * width <= len(self._forward.tokens):
-                self._memory.put_no_trees(width)
+                self._memory.put_no_trees(padded_b, width)
                 for case in self._forward.cases():
                     with self._forward.prepared(padded_b * width, case):
                         capture("verify", width, case)

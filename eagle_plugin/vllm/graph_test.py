@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from functools import partial
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -47,8 +46,8 @@ class GraphTest:
         Captures took what memory was left, so that the test makes nothing of the size of the logits. A batch for which
         it runs out of memory all the same is `LeftOut`.
         """
-        shapes = [shape for shape in self._step.shapes if shape != PLAIN]
-        keys = list(product(self._step.sizes(), shapes, (True, False)))
+        batches = [(b, shape) for b in self._step.sizes() for shape in self._step.shapes_at(b) if shape != PLAIN]
+        keys = [(*batch, is_greedy) for batch in batches for is_greedy in (True, False)]
         forward = self._step._forward
         with nullcontext() if forward is None else forward.ready():
             return differences_of_batches((_name(*key), partial(self._differences, *key)) for key in keys)

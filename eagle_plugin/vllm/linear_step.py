@@ -26,12 +26,12 @@ class LinearStep:
             self._groups.setdefault(groups[name], []).append(name)
         self._rooms: dict[str, Left] = {}
 
-    def allocate(self, memory: StaticMemory, most: int, width: int) -> None:
-        """Make the memory for up to `most` requests with trees of up to `width` nodes."""
+    def allocate(self, memory: StaticMemory, most: int, rows: int) -> None:
+        """Make the memory for up to `most` requests, whose trees have up to so many rows together."""
         for group in self._groups:
             memory.allocate(f"slots.{group}", most, torch.int64)
         self._rooms = {}  # frees what was there
-        self._rooms = self._linear.rooms(most * width)
+        self._rooms = self._linear.rooms(rows)
 
     def begin(self, memory: Any, layers: Mapping[str, Any], padded_b: int) -> None:
         """Copy where the states of a step's requests are; layers: the metadata of the target's forward, by layer."""

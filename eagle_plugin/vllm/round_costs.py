@@ -70,7 +70,9 @@ def measure(runner: Any, caps: Shape, budget: float = BUDGET) -> Costs:
     def is_needed(cell: Cell) -> bool:
         return cell == prompt or not any(measured[0] == cell[0] for measured in timed.cells)
 
-    times = round_costs.measure(timed, [*dict.fromkeys(cells), prompt], run, is_needed, in_any_rank, budget)
+    times = round_costs.measure(
+        timed, [*dict.fromkeys(cells), prompt], run, is_needed, in_any_rank, budget, lambda cell: cell[1] * cell[2]
+    )
     forwards = {}
     for name, (_, most) in kinds.items():
         points = [
@@ -80,7 +82,7 @@ def measure(runner: Any, caps: Shape, budget: float = BUDGET) -> Costs:
         ]
         forwards[name] = Forward(Curve.of(points), *_slopes(times, name, ends[name], most))
     target, level, extend = (forwards[name] for name in kinds)
-    return Costs(target, level, extend, levels=levels, prompt_token=times[prompt])
+    return Costs(target, level, extend, levels=levels, prompt_token=times.get(prompt, 0.0))
 
 
 def is_faster_than(runner: Any, caps: Shape, costs: Costs) -> bool:

@@ -16,7 +16,6 @@ from vllm.v1.worker.gpu_model_runner import AsyncGPUModelRunnerOutput
 from eagle_plugin.vllm.backend import tree_attention
 from eagle_plugin.vllm.drafter import TreeDrafting, proposer_of
 from eagle_plugin.vllm.sampling import RequestDraws
-from eagle_plugin.vllm.scheduled_shapes import tell_shape
 from eagle_plugin.vllm.step_state import StepState, has_grammar
 from eagle_plugin.vllm.target_runner import TargetRunner
 from eagle_plugin.vllm.tree_steps import TreeSteps
@@ -159,8 +158,8 @@ class TreeModelRunner(TreeSteps, TargetRunner):
         if self._features is not None and ran is not None and self._state is not None:
             parts = ran.aux_hidden_states or [ran.hidden_states]
             self._features.step(self._state, self.input_ids.gpu, self.positions, parts, ran.hidden_states)
-        if self._wanted is not None and isinstance(output, AsyncGPUModelRunnerOutput):
-            tell_shape(output._model_runner_output, self._wanted)
+        if isinstance(output, AsyncGPUModelRunnerOutput):
+            self._tell_shape(output._model_runner_output)
         return output
 
     def take_draft_token_ids(self) -> DraftTokenIds | None:

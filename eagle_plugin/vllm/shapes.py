@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 from vllm.distributed.parallel_state import get_tensor_model_parallel_world_size
@@ -41,10 +41,16 @@ class _Step(NamedTuple):
 class RoundShapes:
     """Leads a `ShapeChooser` through the steps of a worker."""
 
-    def __init__(self, chooser: ShapeChooser, limits: Sequence[int] | None = None) -> None:
-        """limits: of `draft_limits`."""
-        self.chooser, self._limits = chooser, limits
-        self._within: dict[int, list[Shape]] = {}  # of the chooser's shapes those with at most so many drafts
+    def __init__(
+        self,
+        chooser: ShapeChooser,
+        limits: Sequence[int] | None = None,
+        captured: Callable[[int], Collection[Shape] | None] = lambda b: None,
+    ) -> None:
+        """limits: of `draft_limits`. captured: as `CapturedRounds.allowed`, where the chooser has a policy."""
+        self.chooser, self._limits, self._captured = chooser, limits, captured
+        # Of the chooser's shapes those with at most so many drafts, among those that are captured for a batch size.
+        self._within: dict[tuple[int, Collection[Shape] | None], list[Shape]] = {}
         self._prefix_tokens = 0  # of the requests of the step
         self._drafted: ServedRound | None = None  # by the last step that drafted
         self._step: _Step | None = None  # until its results are told
@@ -71,13 +77,15 @@ class RoundShapes:
         deferred: tokens that the head has not read; drafting: requests that have drafts, None: all.
         """
         drafting = batch.b if drafting is None else drafting
-        caps, shapes, allowed = self.chooser.caps, self.chooser.shapes, None
+        caps, shapes, allowed = self.chooser.caps, self.chooser.shapes, self._captured(batch.b)
         if self._limits is not None and (most := self._limits[batch.b]) < caps.width - 1:
             if shapes == (caps,):
                 return caps.within_drafts(most if drafting else 0)
-            if most not in self._within:
-                self._within[most] = [shape for shape in shapes if shape.width - 1 <= most]
-            allowed = self._within[most]
+            key = most, allowed
+            if key not in self._within:
+                among = shapes if allowed is None else allowed
+                self._within[key] = [shape for shape in among if shape.width - 1 <= most]
+            allowed = self._within[key]
         return self.chooser.choose(batch.b, self._prefix_tokens, allowed, -(-deferred // batch.b), drafting)
 
     def begin(self, shape: Shape, batch: RoundBatch) -> None:
@@ -156,7 +164,7 @@ def choose_shapes(runner: Any, caps: Shape, mode: str, logger: logging.Logger) -
         levels=runner.drafter.levels.kind,
         ranks=ranks,
         expert_parallel=config.parallel_config.enable_expert_parallel,
-        graphs=runner._step.sizes() if graphs else [],
+        graphs=runner._step.widest() if graphs else [],
         **kernel_settings(config),
     )
     policy = start_policy(

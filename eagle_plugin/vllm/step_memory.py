@@ -30,9 +30,12 @@ class StepMemory(RoundMemory):
     nobody.
     """
 
-    def __init__(self, caps: Shape, most: int, like: OneRequest, columns: int, tables: Mapping[str, int]) -> None:
-        """columns: positions that a request can have in its slots. tables: the KV cache group of some layers."""
-        super().__init__(caps, most, like)
+    def __init__(
+        self, caps: Shape, most: int, like: OneRequest, columns: int, tables: Mapping[str, int], rows: int | None = None
+    ) -> None:
+        """columns: positions that a request can have in its slots. tables: the KV cache group of some layers. rows: as
+        of `RoundMemory`."""
+        super().__init__(caps, most, like, rows)
         device, self._columns = like.logits.device, columns
         self._tables = {layer: f"table.{group}" for layer, group in tables.items()}
         for name, fill in (("prefix_lens", 1), ("lengths", 1), ("rng_keys", 0), ("lookup_rows", 0)):
@@ -41,11 +44,10 @@ class StepMemory(RoundMemory):
             self.allocate(name, most * columns, torch.int32)
         self._greedy = SamplingParams.greedy(most, device)
         self.allocate_fields("sampling", self._greedy)
-        self._most = most
 
-    def put_no_trees(self, width: int) -> None:
+    def put_no_trees(self, padded_b: int, width: int) -> None:
         """Put trees of a root alone."""
-        self.put_fields("tree", DraftTree.padding(self.view("roots", self._most), width))
+        self.put_fields("tree", DraftTree.padding(self.view("roots", padded_b), width))
 
     # What the functions read of the padded batch.
 

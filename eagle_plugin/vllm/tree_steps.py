@@ -4,7 +4,7 @@ trees are drafted after a step."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -40,7 +40,7 @@ from eagle_plugin.vllm.plugin_config import caps_of
 from eagle_plugin.vllm.policy_reports import PolicyReporter
 from eagle_plugin.vllm.ranks import rank_logger
 from eagle_plugin.vllm.request_fields import AskedSources
-from eagle_plugin.vllm.scheduled_shapes import padded, scheduled_drafts
+from eagle_plugin.vllm.scheduled_shapes import padded, scheduled_drafts, tell_shape
 from eagle_plugin.vllm.shapes import RoundShapes, choose_shapes, without_costs
 from eagle_plugin.vllm.step_memory import Root
 from eagle_plugin.vllm.step_state import StepState
@@ -132,10 +132,19 @@ class TreeSteps:
     def choose_by_costs(self) -> None:
         """Let the policy choose the shapes from now on, if it is asked for; the caches must be there, unused."""
         chooser = choose_shapes(self, self._caps, self._policy_mode, self._logger)
-        self._shapes = RoundShapes(chooser, self._limits)
+        self._shapes = RoundShapes(chooser, self._limits, self._captured)
         if self.drafter.lookups is not None:
             chooser.looked_up = self.drafter.lookups.counts
             self.drafter.lookups.clear()  # what tests and measurements left
+
+    def _captured(self, b: int) -> Collection[Shape] | None:
+        """As `CapturedRounds.allowed`."""
+        return None if self._step is None else self._step.allowed(b)
+
+    def _tell_shape(self, output: Any) -> None:
+        """Let the output of a step [vLLM's ``ModelRunnerOutput``] tell the scheduler what we would draft now."""
+        if self._wanted is not None:
+            tell_shape(output, self._wanted, () if self._step is None else self._step.narrower(self._wanted))
 
     def _look_around(self, scheduler_output: Any, requests: Mapping[str, Any]) -> set[str]:
         """Before a step: report, exchange the head if asked to, forget the trees of requests that leave the batch, and

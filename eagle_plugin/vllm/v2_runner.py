@@ -21,7 +21,6 @@ from eagle_plugin.runtime.accept import accepted_rows
 from eagle_plugin.vllm.backend import tree_attention
 from eagle_plugin.vllm.batch import RoundBatch
 from eagle_plugin.vllm.logits import node_rows
-from eagle_plugin.vllm.scheduled_shapes import tell_shape
 from eagle_plugin.vllm.shapes import RoundShapes
 from eagle_plugin.vllm.step_state import StepState
 from eagle_plugin.vllm.tree_steps import TreeSteps
@@ -169,8 +168,7 @@ class V2TreeModelRunner(TreeSteps, GPUModelRunner):
             return output
         if self.use_async_scheduling:
             self._ended_before, self._ended = self._ended, (self._shapes, output)
-            if self._wanted is not None:
-                tell_shape(output.model_runner_output, self._wanted)
+            self._tell_shape(output.model_runner_output)
         else:
             self._shapes.observe(counts_of(output))
         return output

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from eagle_plugin.core.shape import Shape
+from eagle_plugin.core.shape import PLAIN, Shape
+from eagle_plugin.policy.shapes import captured_shapes
 from eagle_plugin.runtime.captured_rounds import CapturedRounds, FunctionKey
 from eagle_plugin.runtime.capturing import capturer_for, left_out_without_memory
 from eagle_plugin.runtime.round import Drafts, HeadState, TopM
@@ -36,12 +37,13 @@ class Doubled(CapturedRounds[RoundMemory]):
         super().__init__()
         self._fits, self._graphs_fit = fits, graphs_fit
         with capturer_for(self, "cpu", LOGGER) as self.capturer:
-            self._capture_sizes([1, 2, 4, 8], AROUND, self._allocate, self._capture_size)
+            self._capture_sizes([SHAPE], [1, 2, 4, 8], AROUND, self._allocate, self._capture_size)
 
-    def _allocate(self, most: int) -> RoundMemory:
+    def _allocate(self, most: int, rows: int) -> RoundMemory:
         if most > self._fits:
             raise torch.OutOfMemoryError("no memory")
-        return RoundMemory(SHAPE, most, LIKE)
+        assert rows == most * SHAPE.width
+        return RoundMemory(SHAPE, most, LIKE, rows)
 
     def _capture_size(self, padded_b: int) -> None:
         key: FunctionKey = "double", padded_b, SHAPE, None
@@ -77,6 +79,95 @@ def test_batches_are_padded_to_the_sizes_that_memory_allows(rounds: Doubled, siz
         roots = torch.arange(b) + 100
         assert rounds.run(roots).tolist() == (roots * 2).tolist()
     assert rounds.functions.replays == replays
+
+
+@pytest.mark.parametrize("out_of_memory", [5, 1], ids=["the fifth function", "the first function"])
+def test_no_graph_of_a_size_that_is_left_out_is_kept(out_of_memory: int) -> None:
+    """They hold memory that the captures of the smaller sizes need."""
+
+    class Five(Doubled):
+        """Five functions of each size; for the last ones of size 8 there is no memory."""
+
+        def _capture_size(self, padded_b: int) -> None:
+            assert not any(("double", 8, SHAPE, i) in self.functions for i in range(5))  # type: ignore[arg-type]
+            for i in range(5):
+                if padded_b == 8 and i == out_of_memory - 1:
+                    raise torch.OutOfMemoryError("no memory")
+                self.functions.capture(
+                    self.capturer, ("double", padded_b, SHAPE, i), lambda: self._memory.view("roots", 1)
+                )
+
+    rounds = Five()
+    assert rounds.sizes() == [4, 2, 1] and len(rounds.functions) == 3 * 5
+
+
+class Tabled(CapturedRounds[RoundMemory]):
+    """Captures nothing for some sizes and shapes, and notes the memory."""
+
+    def __init__(self, caps: Shape, sizes: list[int], fits: int = 10**6) -> None:
+        super().__init__()
+        self.allocated: list[tuple[int, int]] = []  # requests and rows
+        self._fits = fits
+        self._capture_sizes(captured_shapes(caps), sizes, AROUND, self._allocate, lambda size: None)
+
+    def _allocate(self, most: int, rows: int) -> RoundMemory:
+        self.allocated.append((most, rows))
+        if most > self._fits:
+            raise torch.OutOfMemoryError("no memory")
+        return RoundMemory(SHAPE, 1, LIKE)
+
+    def widths(self, b: int) -> list[int]:
+        """Of the trees that b requests can have."""
+        allowed = self.allowed(b)
+        return [shape.width for shape in (self.shapes if allowed is None else allowed)]
+
+
+def test_the_larger_a_batch_the_narrower_its_captured_trees() -> None:
+    caps = Shape(6, 4, 64)
+    rounds = Tabled(caps, [1, 2, 4, 8, 12, 16, 24, 32, 40, 48])
+    assert rounds.widths(16) == [1, 2, 3, 4, 8, 16, 64] and rounds.allowed(16) is None
+    assert rounds.widths(17) == rounds.widths(40) == rounds.widths(48) == [1, 2, 3, 4, 8, 16]
+    assert rounds.allowed(49) is None, "without graphs any shape is as good as another"
+    assert rounds.allocated == [(48, 1024)]
+    assert rounds.widest()[5:7] == [[16, 64], [24, 16]]
+    for shape in rounds.shapes:
+        for b in range(1, 49):
+            narrowed = rounds.narrowed(shape, b)
+            assert narrowed == shape or narrowed.width < shape.width
+            assert narrowed.width * (rounds._buckets.of(b) or 0) <= 1024
+    rounds.narrows = False  # as with fixed shapes
+    assert rounds.allowed(48) is None and rounds.narrowed(caps, 48) == caps
+
+
+def test_plain_rounds_are_captured_for_every_size() -> None:
+    rounds = Tabled(Shape(3, 4, 16), [1, 64, 128])
+    assert rounds.widths(128) == [1, 2, 3, 4, 8] and rounds.widths(64) == [1, 2, 3, 4, 8, 16]
+    wide = Tabled(Shape(3, 4, 16), [1, 512, 2048])
+    assert wide.widths(2048) == [1] and wide.widths(300) == [1, 2] and wide.allocated == [(2048, 2048)]
+    smaller = Tabled(Shape(3, 4, 16), [1, 512, 2048], fits=600)
+    assert smaller.allocated == [(2048, 2048), (512, 1024)] and smaller.widths(512) == [1, 2]
+
+
+def test_what_larger_batches_get_instead_of_a_shape() -> None:
+    caps = Shape(3, 4, 16)
+    rounds = Tabled(caps, [8, 64, 96, 256, 600])
+    by_width = {shape.width: shape for shape in rounds.shapes}
+    assert rounds.narrower(caps) == [(64, by_width[8]), (96, by_width[4]), (256, PLAIN)]
+    assert rounds.narrower(by_width[4]) == [(256, PLAIN)] and rounds.narrower(PLAIN) == []
+    for shape in rounds.shapes:
+        for b in range(1, 601):
+            found = [narrower for above, narrower in rounds.narrower(shape) if b > above]
+            assert (found[-1] if found else shape) == rounds.narrowed(shape, b)
+
+
+def test_memory_of_fewer_rows_than_the_caps_have() -> None:
+    """Of 8 requests, whose trees have 2 nodes, or 4 of the caps."""
+    memory = RoundMemory(SHAPE, 8, LIKE, rows=16)
+    assert memory.logits(8, 2).shape == (16, 6) and memory.tree(8, 2).tokens.shape == (8, 2)
+    assert memory.accepted(8, 2).tokens.shape == (8, 2) and memory.accepted(4, 3).tokens.shape == (4, 3)
+    assert memory.tree(4).tokens.shape == (4, 4) and memory.features(4).shape == (16, 3)
+    with pytest.raises(RuntimeError):
+        memory.tree(8)
 
 
 def test_the_fix_that_the_log_names(caplog: pytest.LogCaptureFixture) -> None:

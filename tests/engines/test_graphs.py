@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -40,6 +41,32 @@ def test_what_was_not_captured_runs_as_it_is() -> None:
     capturer = SimpleNamespace(capture=lambda function: (graph, function()))
     assert functions.capture(capturer, "key", lambda: 6) == 6  # type: ignore[arg-type]
     assert functions.run("key", lambda: 7) == 6 and replayed == ["once"] and functions.replays == 1
+
+
+def test_the_pool_of_graphs_stays_in_use_while_some_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch asserts it: all graphs of the largest batch size may be dropped before the next size is captured."""
+    living, pools = weakref.WeakSet[Any](), list[Any]()
+
+    class Graph:
+        def __init__(self) -> None:
+            living.add(self)
+
+        def pool(self) -> str:
+            return "pool"
+
+    def graph(_: Any, *, pool: Any, stream: Any) -> Any:
+        assert pool is None or len(living) > 1, "no graph but this one uses the pool"
+        pools.append(pool)
+        return contextlib.nullcontext()
+
+    ended = SimpleNamespace(record=lambda: None, query=lambda: True)
+    for name, value in {"graph": graph, "CUDAGraph": Graph, "Event": lambda: ended, "current_stream": int}.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    capturer, functions = CudaCapturer(), CapturedFunctions()
+    for size in (8, 4):
+        functions.capture(capturer, ("draft", size), lambda: 1)
+        functions.forget(lambda key: key[1] == 8)
+    assert pools == [None, "pool"] and ("draft", 8) not in functions and ("draft", 4) in functions
 
 
 @pytest.mark.parametrize("ends", [False, True], ids=["the end of the capture fails", "the capture ends"])

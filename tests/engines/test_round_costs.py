@@ -10,9 +10,18 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from eagle_plugin.runtime import round_costs
-from eagle_plugin.runtime.round_costs import PASSES, ReferenceTimes, is_much_faster, measure, per_key_and_row, slope
+from eagle_plugin.runtime.round_costs import (
+    PASSES,
+    ReferenceTimes,
+    is_much_faster,
+    measure,
+    per_key_and_row,
+    sizes_to_measure,
+    slope,
+)
 
 WORK = range(2, 62, 2)  # seconds at full speed
 REFERENCE = 3.0  # the same of the reference
@@ -84,7 +93,7 @@ class Rounds:
             yield {cell: float(cell)}
 
         timed: ReferenceTimes[int] = ReferenceTimes(lambda: 1.0)
-        return measure(timed, cells, run, lambda cell: cell <= needed, in_any_rank, budget)
+        return measure(timed, cells, run, lambda cell: cell <= needed, in_any_rank, budget, int)
 
 
 def test_a_spent_budget_leaves_out_what_is_not_needed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,7 +105,47 @@ def test_a_spent_budget_leaves_out_what_is_not_needed(monkeypatch: pytest.Monkey
 
 
 def test_all_ranks_leave_out_what_one_has_no_time_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert set(Rounds(monkeypatch).measured([1, 2], needed=1, budget=100, in_any_rank=lambda late: True)) == {1}
+    answers = iter([True, False, True] * PASSES)  # late; enough memory; late
+    measured = Rounds(monkeypatch).measured([1, 2], needed=1, budget=100, in_any_rank=lambda mine: next(answers))
+    assert set(measured) == {1} and not list(answers)
+
+
+def test_a_size_without_memory_in_any_rank_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was measured of it, or of a larger one, before the memory ran out does not count either."""
+    rounds = Rounds(monkeypatch)
+    answers = iter([False] * (2 * 3 + 2 + 1) + [True] + [False] * 100)  # in the second pass, a rank cannot run 2
+    measured = rounds.measured([1, 2, 3], needed=1, budget=100, in_any_rank=lambda mine: next(answers))
+    assert measured == {1: 1.0} and rounds.ran == [1, 2, 3, 1, 2, 1, 1]
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("no memory"), RuntimeError("CUDA error: out of memory")])
+def test_a_size_that_runs_out_of_memory_is_no_end(error: RuntimeError) -> None:
+    def run(cell: int) -> Iterator[dict[tuple[int, str], float]]:
+        yield {(cell, "first"): 1.0}
+        if cell > most:
+            raise error
+        yield {(cell, "second"): 1.0}
+
+    most, timed = 2, ReferenceTimes[tuple[int, str]](lambda: 1.0)
+    assert set(measure(timed, [1, 4, 2, 8], run, bool, bool, 100.0, int)) == {
+        (cell, name) for cell in (1, 2) for name in ("first", "second")
+    }
+    most = 0
+    with pytest.raises(torch.OutOfMemoryError, match="the smallest round"):
+        measure(timed, [1, 2], run, bool, bool, 100.0, int)
+
+
+def test_another_error_is_no_lack_of_memory() -> None:
+    def run(cell: int) -> Iterator[dict[int, float]]:
+        raise RuntimeError("another")
+
+    with pytest.raises(RuntimeError, match="another"):
+        measure(ReferenceTimes[int](lambda: 1.0), [1], run, bool, bool, 100.0, int)
+
+
+def test_sizes_to_measure() -> None:
+    assert sizes_to_measure([48, 40, 32, 24, 16, 12, 8, 4, 2, 1]) == [1, 2, 4, 8, 16, 32, 48]
+    assert sizes_to_measure([12]) == [12] and sizes_to_measure([24, 12, 20]) == [12, 24]
 
 
 def test_costs_of_a_busy_machine_are_recognised_by_any_of_its_runs() -> None:

@@ -160,6 +160,34 @@ def test_slots_beyond_the_committed_tokens_are_not_written() -> None:
     assert not torch.equal(server.drafter.model.keys[rewritten], Drafter().model.keys[rewritten])
 
 
+class Sized(Drafter):
+    """Notes the requests and the rows of each that the head reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read: set[tuple[int, int]] = set()
+
+    def extend(self, batch: Any, accepted: Any, *given: Any) -> DraftState:
+        self.read.add(tuple(accepted.tokens.shape))
+        return super().extend(batch, accepted, *given)
+
+
+def test_what_the_head_reads_while_serving_has_run_over_padding_before() -> None:
+    """Triton has one kernel for all numbers of rows up to the same power of two."""
+    server = Server(lazily=True)
+    server.drafter = drafter = Sized()
+    keys = drafter.model.keys.clone()
+    server.deferred.read_padding(server.reader, drafter, most=6)
+    prepared, drafter.read = drafter.read, set()
+    assert {b for b, _ in prepared} == {1, 2, 4}
+    assert torch.equal(drafter.model.keys[1:], keys[1:]), "only the slot of padding is written"
+    assert not server.deferred._counts.any()
+    for longest in range(1, DEFERRED_TOKENS + 1):
+        server.caught_up([3], [20], first_state(1), longest)
+    assert drafter.read == {(1, longest) for longest in range(1, DEFERRED_TOKENS + 1)}
+    assert {(b, 1 << (rows - 1).bit_length()) for b, rows in drafter.read} <= prepared
+
+
 @pytest.mark.parametrize(
     ("shape", "longest", "reads"), [(PLAIN, 3, False), (PLAIN, 4, True), (SHAPE, 0, False), (SHAPE, 1, True)]
 )

@@ -77,7 +77,7 @@ def test_a_round(library: FakeLibrary, any_round: DecodeRound, shape: Shape, gre
         decode_round.capture(Capturer(), SHAPE, [PLAIN, SHAPE], [2, 4], lambda *_: contextlib.nullcontext())
     schedule = schedule_batch()
     schedule.sampling_info.is_all_greedy = greedy
-    padded_b = decode_round.padded_b(B)
+    padded_b = decode_round.padded_b(B, shape)
     assert padded_b == (4 if captured else B)
     library.launched.clear()
     batch = decode_round._reader.read(shape, schedule, padded_b)
@@ -108,7 +108,7 @@ def test_a_round_of_a_block_drafter(library: FakeLibrary, shape: Shape, captured
         decode_round.capture(Capturer(), SHAPE, [PLAIN, Shape(1, 1, 2), SHAPE], [2, 4], around)
     library.launched.clear()
     begun = DraftState(empty_state(B, torch.device(CUDA)), torch.zeros(B, dtype=torch.int64, device=CUDA))
-    batch = decode_round._reader.read(shape, schedule_batch(), decode_round.padded_b(B))
+    batch = decode_round._reader.read(shape, schedule_batch(), decode_round.padded_b(B, shape))
     drafts = decode_round.draft(batch, begun)
     output = decode_round.verify(batch, drafts)
     accepted = decode_round.walk(batch, drafts, output)
@@ -133,7 +133,7 @@ def test_branches_are_looked_up(library: FakeLibrary, any_round: DecodeRound, ca
     rows = schedule.req_pool_indices
     lookups.begin(rows, [[1, 2, 3, 1, 2]] * B)
     lookups.append_first(rows, schedule.seq_lens, torch.zeros(B, dtype=torch.int32, device=CUDA))
-    batch = decode_round._reader.read(SHAPE, schedule, decode_round.padded_b(B))
+    batch = decode_round._reader.read(SHAPE, schedule, decode_round.padded_b(B, SHAPE))
     assert library.launched == ["append_tokens", "start_round"]
     library.launched.clear()
     drafts = decode_round.draft(batch, state())
@@ -160,7 +160,7 @@ def test_path_sums(library: FakeLibrary, any_round: DecodeRound, greedy: bool) -
     any_round.capture(Capturer(), SHAPE, shapes, [2, 4], lambda *_: contextlib.nullcontext(), with_sums=True)
     schedule = schedule_batch()
     schedule.sampling_info.is_all_greedy = greedy
-    batch = any_round._reader.read(SHAPE, schedule, any_round.padded_b(B))
+    batch = any_round._reader.read(SHAPE, schedule, any_round.padded_b(B, SHAPE))
     drafts = any_round.draft(batch, state()).first(B)
     assert drafts.scores is not None
     sums = any_round._path_sums[SHAPE]

@@ -22,7 +22,7 @@ pytest.importorskip("sglang.srt.speculative.eagle_worker_v2", reason="the SGLang
 from policy_world import device
 from toy_engine import COLUMNS, DRAFT_V, ROWS, SHAPE, TABLE, Drafter, H, ParallelDrafter, V, Verifier
 
-from eagle_plugin.core.shape import Shape
+from eagle_plugin.core.shape import PLAIN, Shape
 from eagle_plugin.core.verify import Accepted
 from eagle_plugin.kernels.accepted_path import AcceptedPath
 from eagle_plugin.policy.chooser import ShapeChooser, buffers_of
@@ -30,6 +30,7 @@ from eagle_plugin.policy.costs import CostModel
 from eagle_plugin.policy.policy import Policy
 from eagle_plugin.policy.served_rounds import ServedRound
 from eagle_plugin.policy.shapes import captured_shapes
+from eagle_plugin.runtime import captured_rounds
 from eagle_plugin.runtime.graph_emulator import CaptureError, EmulatedCapturer, recording_launches
 from eagle_plugin.runtime.rng import KeyTable
 from eagle_plugin.runtime.round import Drafts, HeadState, TopM
@@ -92,7 +93,7 @@ class Case:
         schedule, state, shape = random_batch(seed)
         b = len(schedule.seq_lens)
         before = [cache.clone() for cache in self.caches]
-        batch = self.reader.read(shape, schedule, self.round.padded_b(b) if captured else b)
+        batch = self.reader.read(shape, schedule, self.round.padded_b(b, shape) if captured else b)
         if captured:
             drafts, output, accepted, after = self._round(batch, state)
         else:
@@ -156,9 +157,24 @@ def test_paths_of_fewer_requests_than_the_padded_batch(recorded: None) -> None:
 
 def test_a_batch_beyond_the_captured_sizes_runs_eagerly(recorded: None) -> None:
     case = capture(Case(), [1, 2])
-    assert case.round.padded_b(2) == 2 and case.round.padded_b(5) == 5
+    assert case.round.padded_b(2, SHAPE) == 2 and case.round.padded_b(5, SHAPE) == 5
     assert not case.differing(range(1, 9))
     assert 0 < case.round.functions.replays < 4 * 8
+
+
+def test_batches_that_are_too_large_for_some_shapes(recorded: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trees of the caps are captured for up to 4 requests, plain rounds and narrow trees for 8; the rest runs eagerly,
+    unpadded, and nothing differs."""
+    monkeypatch.setattr(captured_rounds, "MAX_ROWS", 4 * SHAPE.width)
+    case = capture(Case(), [2, 4, 8])
+    assert case.round.padded_b(3, SHAPE) == 4 and case.round.padded_b(5, SHAPE) == 5
+    assert case.round.padded_b(5, PLAIN) == case.round.padded_b(5, SHAPES[3]) == 8
+    assert case.round.allowed(4) is None and case.round.allowed(5) == tuple(SHAPES[:-1])
+    assert case.round._memory.logits(8, 8).shape == (64, V)
+    assert not case.differing(range(1, 61))
+    batches = [random_batch(seed) for seed in range(1, 61)]
+    captured = [shape != SHAPE or len(schedule.seq_lens) <= 4 for schedule, _, shape in batches]
+    assert case.round.functions.replays == 4 * sum(captured) and not all(captured)
 
 
 class Sums:
@@ -175,7 +191,7 @@ class Sums:
         for seed in seeds:
             schedule, state, shape = random_batch(seed)
             b = len(schedule.seq_lens)
-            batch = self.case.reader.read(shape, schedule, self.case.round.padded_b(b))
+            batch = self.case.reader.read(shape, schedule, self.case.round.padded_b(b, shape))
             drafts, *_ = self.case._round(batch, state)
             real = drafts.first(b)
             replays = self.case.round.functions.replays

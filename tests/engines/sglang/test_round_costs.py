@@ -16,8 +16,10 @@ from toy_engine import COLUMNS, ROWS, SHAPE, Drafter, ParallelDrafter, Verifier
 from toy_parts import parts
 
 from eagle_plugin.core.shape import PLAIN, Levels
-from eagle_plugin.policy.costs import Costs, Curve, Forward
-from eagle_plugin.policy.shapes import captured_shapes
+from eagle_plugin.policy.costs import CostModel, Costs, Curve, Forward
+from eagle_plugin.policy.policy import Policy
+from eagle_plugin.policy.shapes import captured_shapes, shapes_within
+from eagle_plugin.runtime import captured_rounds
 from eagle_plugin.runtime import round_costs as measuring
 from eagle_plugin.runtime.graph_emulator import recording_launches
 from eagle_plugin.sglang import round_costs
@@ -141,17 +143,44 @@ def test_costs_are_those_of_replays_where_rounds_are_captured(clock: Clock, monk
     assert set(costs.level.curve.rows) == {b * shape.topk for b in sizes for shape in drafted if shape.steps > 1}
 
 
-def test_batches_beyond_the_captured_sizes_cost_what_they_take_without_graphs(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The control of the test before."""
+@pytest.mark.parametrize("rows", [1024, 4 * SHAPE.width])
+def test_a_captured_curve_has_no_time_without_graphs(rows: int, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches that are too large for a shape, or for all, are not measured with it; nor are those between two captured
+    sizes, whose rounds are padded."""
+    monkeypatch.setattr(captured_rounds, "MAX_ROWS", rows)
+    sizes = [1, 4] if rows == 1024 else [1, 4, LANES]
     with recording_launches():
-        made = parts([1, 2], shapes=captured_shapes(SHAPE))
+        made = parts(sizes, shapes=captured_shapes(SHAPE))
         measurement = CostMeasurement(made, LANES)
         measurement._random.state(1)
         slow_when_called(clock, monkeypatch)
         costs = measurement.run()
-    assert costs.round(SHAPE, 2, 0) < 0.1 and costs.round(SHAPE, LANES, 0) > 3
+    assert max(max(curve.seconds) for curve in curves(costs)) < 0.1 and costs.fixed < 0.1
+    wanted = {b * shape.width for b in sizes for shape in captured_shapes(SHAPE) if b * shape.width <= rows}
+    assert set(costs.target.curve.rows) == wanted
+
+
+def test_rounds_without_graphs_have_no_more_rows_than_captured_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(captured_rounds, "MAX_ROWS", 2 * SHAPE.width)
+    costs = CostMeasurement(parts([]), LANES).run()
+    assert max(costs.target.curve.rows) == 2 * SHAPE.width and LANES in costs.target.curve.rows
+
+
+def test_a_batch_without_memory_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The policy is made all the same."""
+    forward = Verifier.forward
+
+    def limited(self: Verifier, batch: Any, *given: Any) -> Any:
+        if batch.padded_b > 2:
+            raise torch.OutOfMemoryError("no memory for the logits")
+        return forward(self, batch, *given)
+
+    monkeypatch.setattr(Verifier, "forward", limited)
+    made = parts([])
+    costs = CostMeasurement(made, LANES).run()
+    assert set(costs.extend.curve.rows) == {b * e for b in (1, 2) for e in (2, SHAPE.max_accept_length)}
+    assert Policy(SHAPE, CostModel(costs)).choose(LANES, 0) in shapes_within(SHAPE)
+    assert len(made.allocator.free_slots) == ROWS * COLUMNS - 1
 
 
 def test_the_costs_of_long_prefixes_do_not_depend_on_the_speed_of_the_moment(

@@ -25,6 +25,7 @@ from eagle_plugin.policy.costs import CostModel
 from eagle_plugin.policy.policy import Policy
 from eagle_plugin.policy.served_rounds import ServedRound
 from eagle_plugin.policy.shapes import captured_shapes
+from eagle_plugin.runtime import captured_rounds
 from eagle_plugin.runtime.graph_emulator import CaptureError, EmulatedCapturer, recording_launches
 from eagle_plugin.runtime.parallel_levels import HeadLevels, MaskRow
 from eagle_plugin.runtime.round import Drafts, HeadState, TopM
@@ -153,6 +154,19 @@ def test_steps_of_several_shapes() -> None:
     assert not case.differing(range(40))
     assert 40 < case.graphs.functions.replays < 40 * (1 + 3 * STEPS)
     assert max(case.lengths) > 2 and min(case.lengths) == 1
+
+
+def test_steps_of_batches_that_are_too_large_for_some_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trees of the caps are captured for up to 2 requests, narrow ones for 8, in memory of no more rows."""
+    monkeypatch.setattr(captured_rounds, "MAX_ROWS", 2 * SHAPE.width)
+    narrow = Shape(1, 2, 3)
+    case = Case(shapes=[narrow, SHAPE])
+    assert [case.graphs.shapes_at(size) for size in (2, 4)] == [(PLAIN, narrow, SHAPE), (PLAIN, narrow)]
+    assert len(case.graphs.functions) == 2 * 3 * (2 + len(SIZES))
+    memory = case.graphs._memory
+    assert memory.logits(8, 3).shape == (24, V) and len(memory._flat["features"]) == 2 * SHAPE.width * 3 * H
+    assert not case.differing(range(40))
+    assert 40 < case.graphs.functions.replays < 40 * (1 + 3 * STEPS)
 
 
 class Parallel(Head):

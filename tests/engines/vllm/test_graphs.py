@@ -22,7 +22,7 @@ from vllm_greedy import GreedyModels, make_prompts, write_models
 from eagle_plugin.core.shape import PLAIN, Shape
 from eagle_plugin.policy.costs import Curve
 from eagle_plugin.policy.shapes import captured_shapes
-from eagle_plugin.runtime import round_costs
+from eagle_plugin.runtime import captured_rounds, round_costs
 from eagle_plugin.runtime.captured_rounds import FunctionKey
 from eagle_plugin.runtime.graph_emulator import recording_launches
 from eagle_plugin.vllm import captured_costs
@@ -177,6 +177,47 @@ def test_requests_of_every_kind(models: GreedyModels) -> None:
             assert replays["walk"] == walks and replays["verify"] == replays["extend"] > 20
             with without_graphs(llm):
                 assert generate(llm, prompts, **kind) == by_replays
+
+
+@pytest.mark.parametrize("asynchronous", [True, pytest.param(False, marks=MATRIX)])
+def test_batches_that_are_too_large_for_some_shapes(
+    asynchronous: bool, models: GreedyModels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They get narrower trees, which are replayed, also where a scheduler that is ahead has made the step for them."""
+    monkeypatch.setattr(captured_rounds, "MAX_ROWS", 32)
+    with captured(models, asynchronous=asynchronous, policy="auto") as llm:
+        served = runner(llm)
+        step, policy, widths = served._step, served._shapes.chooser.policy, Counter[tuple[int, int]]()
+        assert [[shape.width for shape in step.shapes_at(b)] for b in (2, 4, 8)] == [
+            [1, 2, 3, 4, 8, 16],
+            [1, 2, 3, 4, 8],
+            [1, 2, 3, 4],
+        ]
+        eager, can_draft, begin = list[Shape](), step.can_draft, step.begin
+
+        def chosen(b: int, prefix_tokens: int, allowed: Any, *more: Any) -> Shape:
+            return max(allowed or step.shapes, key=lambda shape: shape.width)
+
+        def drafted(batch: Any, state: Any) -> bool:
+            is_captured = can_draft(batch, state)
+            widths[len(batch.lengths), batch.shape.width] += 1
+            eager.extend([] if is_captured else [batch.shape])
+            return is_captured
+
+        def begun(batch: Any, layers: Any) -> None:
+            begin(batch, layers)
+            eager.extend([batch.drafts.shape] if batch.uniform and not step.can_verify() else [])
+
+        monkeypatch.setattr(policy, "choose", chosen)
+        monkeypatch.setattr(step, "can_draft", drafted)
+        monkeypatch.setattr(step, "begin", begun)
+        assert (
+            generate(llm, PROMPTS[:1]) == models.expected[:1]
+        )  # the scheduler hears of a shape; before it has the caps
+        eager.clear()
+        assert generate(llm, PROMPTS) == models.expected
+        assert not eager and max(b for b, _ in widths) == 8
+        assert max(width for b, width in widths if b <= 2) == 16
 
 
 class ReplayClock:

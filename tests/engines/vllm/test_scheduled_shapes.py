@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,23 +17,24 @@ from eagle_plugin.vllm.scheduled_shapes import note_shape, padded, schedule_shap
 CAPS, SMALL = Shape(3, 4, 16), Shape(2, 2, 4)
 
 
-def step() -> SchedulerOutput:
+def step(b: int = 1) -> SchedulerOutput:
     made = SchedulerOutput.make_empty()
+    made.num_scheduled_tokens = {str(i): 1 for i in range(b)}
     made.num_spec_tokens_to_schedule = CAPS.width - 1
     return made
 
 
-def end_of_step(scheduler: Any, shape: Shape | None) -> None:
+def end_of_step(scheduler: Any, shape: Shape | None, narrower: Sequence[tuple[int, Shape]] = ()) -> None:
     output = ModelRunnerOutput(req_ids=["a"], req_id_to_index={"a": 0})
     if shape is not None:
-        tell_shape(output, shape)
+        tell_shape(output, shape, narrower)
     sent = pickle.loads(pickle.dumps(output))  # between the processes of vLLM
     assert note_shape(lambda *given: given, scheduler, "step", sent) == (scheduler, "step", sent)
 
 
-def scheduled(scheduler: Any) -> tuple[int, Shape]:
-    """What the worker reads of the next step, and what vLLM's own method saw."""
-    made, seen = step(), []
+def scheduled(scheduler: Any, b: int = 1) -> tuple[int, Shape]:
+    """What the worker reads of the next step, of b requests, and what vLLM's own method saw."""
+    made, seen = step(b), []
     schedule_shape(lambda _, output: seen.append(output.num_spec_tokens_to_schedule), scheduler, made)
     sent = pickle.loads(pickle.dumps(made))
     assert seen == [sent.num_spec_tokens_to_schedule]
@@ -49,6 +51,16 @@ def test_the_newest_shape_is_scheduled() -> None:
         assert scheduled(scheduler) == scheduled(scheduler) == (shape.width - 1, shape)
         end_of_step(scheduler, None)
         assert scheduled(scheduler) == (shape.width - 1, shape)
+
+
+def test_a_batch_that_has_grown_has_a_shape_that_is_captured_for_it() -> None:
+    scheduler, middle = SimpleNamespace(), Shape(3, 4, 8)
+    end_of_step(scheduler, CAPS, [(64, middle), (128, SMALL), (256, PLAIN)])
+    for most, shape in ((64, CAPS), (128, middle), (256, SMALL), (300, PLAIN)):
+        assert scheduled(scheduler, most) == (shape.width - 1, shape)
+    assert [scheduled(scheduler, b)[1] for b in (1, 65, 129, 257)] == [CAPS, middle, SMALL, PLAIN]
+    end_of_step(scheduler, SMALL, [(256, PLAIN)])
+    assert [scheduled(scheduler, b)[1] for b in (1, 129, 257)] == [SMALL, SMALL, PLAIN]
 
 
 def test_a_scheduler_that_does_not_call_vllms_method() -> None:

@@ -228,6 +228,27 @@ class Counted(ShapeChooser):
         return super().choose(b, prefix_tokens, allowed, *more)
 
 
+def test_only_shapes_that_are_captured_for_the_batch_are_chosen() -> None:
+    """Trees of the caps for one request, plain rounds for three; the user's limits hold besides."""
+    captured = {1: None, 2: (PLAIN, SMALL), 3: (PLAIN,)}
+    batches = [
+        RoundBatch.read(
+            np.zeros(b, int), np.ones(b, int), list("abc"[:b]), torch.zeros(b, dtype=torch.int64), DraftStore()
+        )
+        for b in (1, 2, 3)
+    ]
+    for limits, wanted in (
+        (None, [None, (PLAIN, SMALL), (PLAIN,)]),
+        ([0, 1, 3, 3], [[PLAIN, SMALL], (PLAIN, SMALL), (PLAIN,)]),
+        ([0, 3, 0, 1], [None, [PLAIN], [PLAIN]]),
+    ):
+        chooser = Counted([PLAIN, SMALL, CAPS])
+        shapes = RoundShapes(chooser, limits, captured.get)
+        for batch in batches:
+            shapes.choose(batch)
+        assert chooser.allowed == wanted
+
+
 def test_limits_by_the_size_of_the_batch() -> None:
     """Any request may have 3 drafts alone, 1 beside another one, and none in a batch of three."""
     limits, store = [0, 3, 1, 0], DraftStore()
