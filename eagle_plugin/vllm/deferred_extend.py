@@ -20,6 +20,7 @@ from eagle_plugin.runtime.deferred_limit import largest_first, most_deferred
 from eagle_plugin.runtime.host_to_device import to_device
 from eagle_plugin.vllm.attention import ExtendRows
 from eagle_plugin.vllm.batch import RoundBatch
+from eagle_plugin.vllm.cache_layout import keeps_all_tokens
 
 Owner = str | int  # the name of a request, or a block
 
@@ -102,13 +103,16 @@ class _Kept:
 class DeferredTokens:
     """What the head must read before it drafts for a request again, or before others use the blocks of one that ended.
 
-    Their owners are requests by name, and of requests that are gone vLLM's blocks by number. What all of them have is
+    It is read into the blocks that its request had, so these must be the request's until then: `can_wait`. Its owners are requests by name, and of requests that are gone vLLM's blocks by number. What all of them have is
     limited together, by `deferred_limit.MOST_BYTES`.
     """
 
-    def __init__(self, block_size: int, group: int = 0) -> None:
-        """block_size: positions of a block of the head's cache, which is in this one of vLLM's KV cache groups."""
-        self.block_size, self._group = block_size, group
+    def __init__(self, block_size: int, group: int = 0, can_wait: bool = True) -> None:
+        """block_size: positions of a block of the head's cache, which is in this one of vLLM's KV cache groups.
+
+        can_wait: whether a request has its blocks until it ends. With a window vLLM gives those before it to others.
+        """
+        self.block_size, self._group, self.can_wait = block_size, group, can_wait
         self._kept: dict[Owner, _Kept] = {}
         self._tokens = torch.empty(0, dtype=torch.int32)  # the store; it grows
         self._features = torch.empty(0, 0)
@@ -118,7 +122,7 @@ class DeferredTokens:
     def of_layers(cls, groups: Sequence[Any], layers: set[str]) -> DeferredTokens:
         """For a head with these layers; groups: vLLM's ``KVCacheGroupSpec``, one of which has them all."""
         i, own = next((i, group) for i, group in enumerate(groups) if not layers.isdisjoint(group.layer_names))
-        return cls(own.kv_cache_spec.block_size, i)
+        return cls(own.kv_cache_spec.block_size, i, keeps_all_tokens(own.kv_cache_spec))
 
     def __len__(self) -> int:
         return len(self._kept)

@@ -107,6 +107,7 @@ class TreeSteps:
         self.drafter.check_cache_groups(groups)
         self._verifier = verifier_of(self)
         self._deferred = DeferredTokens.of_layers(groups, self.drafter._draft_attn_layer_names)
+        self._defers = self._can_defer = self._can_defer and self._deferred.can_wait
 
     @torch.inference_mode()
     def capture_steps(self) -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData
+from vllm.v1.kv_cache_interface import ChunkedLocalAttentionSpec, FullAttentionSpec, KVCacheSpec, SlidingWindowSpec
+from vllm.v1.kv_cache_interface import UniformTypeKVCacheSpecs as Uniform
 
 from eagle_plugin.runtime import deferred_limit
 from eagle_plugin.vllm.batch import DraftStore, RoundBatch
@@ -220,3 +223,26 @@ def test_too_much_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert kept.excess() == ["b", "a"]
     take(kept, "".join(kept.excess()))
     assert kept.excess() == [] and len(kept) == 1 and len(kept._features) <= 13
+
+
+SIZES: dict[str, Any] = {"block_size": BLOCK, "num_kv_heads": 2, "head_size": 64, "dtype": torch.float32}
+FULL, WINDOW = FullAttentionSpec(**SIZES), SlidingWindowSpec(**SIZES, sliding_window=8)
+
+
+@pytest.mark.parametrize(
+    ("spec", "waits"),
+    [
+        (FULL, True),
+        (FullAttentionSpec(**SIZES, sliding_window=8), True),  # --disable-hybrid-kv-cache-manager
+        (WINDOW, False),
+        (ChunkedLocalAttentionSpec(**SIZES, attention_chunk_size=8), False),
+        (Uniform(block_size=BLOCK, kv_cache_specs={"a": FULL, "b": FULL}), True),
+        (Uniform(block_size=BLOCK, kv_cache_specs={"a": WINDOW}), False),
+    ],
+    ids=["all tokens", "a window without its manager", "a window", "chunks", "several layers", "with a window"],
+)
+def test_rows_wait_where_their_blocks_stay_their_requests(spec: KVCacheSpec, waits: bool) -> None:
+    """vLLM gives blocks before a window to others, who would find keys of the head in them."""
+    others = SimpleNamespace(layer_names=["target"], kv_cache_spec=WINDOW if waits else FULL)
+    kept = DeferredTokens.of_layers([others, SimpleNamespace(layer_names=["head"], kv_cache_spec=spec)], {"head"})
+    assert kept.can_wait == waits and kept.block_size == BLOCK
