@@ -69,6 +69,7 @@ class TreeSteps:
     _mailbox: HeadMailbox | None = None
     _features: StepFeatures | None = None  # where states are stored
     _lookup_rows: LookupRows | None = None  # where branches are looked up
+    _requests: Mapping[str, Any] | None = None  # as of `_look_around`; None without prefix caching
     _can_defer = True  # whether the head may ever read the tokens of a plain step later
     _defers = True  # whether it may those of this step
     _verifier: TreeVerifier  # with the caches
@@ -142,7 +143,7 @@ class TreeSteps:
         """Before a step: report, exchange the head if asked to, forget the trees of requests that leave the batch, and
         let the head read what others will find in the prefix cache.
 
-        requests: what has the `block_ids` of each, before the step. Returns those that leave.
+        requests: what has the `block_ids` of each, always the same mapping. Returns those that leave.
         """
         if self._reporter is not None:
             self._reporter.step(has_tokens=scheduler_output.total_num_scheduled_tokens > 0)
@@ -158,8 +159,9 @@ class TreeSteps:
             self._features.finish(scheduler_output.finished_req_ids)
             self._features.begin(scheduler_output.scheduled_new_reqs)
         self._asked.begin(scheduler_output.scheduled_new_reqs, self._is_looked_up)
-        if self.cache_config.enable_prefix_caching and len(self._deferred):
-            self._read_deferred(self._deferred.wanted_by_blocks(scheduler_output, gone, requests))
+        if self.cache_config.enable_prefix_caching and self._can_defer:
+            self._requests = requests
+            self._read_deferred(self._deferred.wanted_by_blocks(scheduler_output, gone))
         self._deferred.forget(gone)
         return gone
 
@@ -218,7 +220,7 @@ class TreeSteps:
         if shape == PLAIN and not len(batch.trees) and self._defers:
             self._shapes.begin(shape, batch)
             plain = PlainRows.after(batch, next_tokens, ids, side_by_side(parts))
-            self._deferred.add(state.names, firsts, batch.host_lens, plain, slot_table)
+            self._deferred.add(state.names, firsts, batch.host_lens, plain, slot_table, self._requests)
             self._read_deferred(self._deferred.excess())
             return self._keep(state, root_drafts(batch.b, self.device))
         self._read_deferred(state.names)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -21,6 +21,12 @@ BLOCK = 4
 MANY = 1000  # rows of a forward
 
 
+class Request(NamedTuple):
+    """What is asked of one of vLLM's."""
+
+    block_ids: list[list[int]]
+
+
 def code(name: str) -> int:
     return ord(name) - ord("a") + 1
 
@@ -35,7 +41,8 @@ def add(kept: DeferredTokens, names: str, positions: list[int], lens: list[int] 
     places = torch.cat([torch.arange(first, first + n) for first, n in zip(positions, lens, strict=True)])
     rows = PlainRows((owners * 100 + places).int(), owners[:, None] + torch.zeros(3))
     table = torch.stack([slots_of(code(name), slots) for name in names])
-    kept.add(list(names), positions, lens, rows, table)
+    requests = {name: Request([list(range(10 * code(name), 10 * code(name) + slots // BLOCK))]) for name in names}
+    kept.add(list(names), positions, lens, rows, table, requests)
 
 
 def slots_of(request: int, slots: int) -> torch.Tensor:
@@ -187,7 +194,7 @@ def test_a_block_has_the_rows_of_the_last_request_that_left_it() -> None:
     kept = DeferredTokens(BLOCK)
     for names in ("a", "b"):
         add(kept, names, [0], [4])
-        kept._kept[names].slot_table = slots_of(1, 12)  # both were given the same block
+        kept._kept[names].slot_table, kept._kept[names].blocks = slots_of(1, 12), [10, 11, 12]  # the same blocks
         kept.leave(names)
     assert take(kept, [10]).tokens.tolist() == [200, 201, 202, 203] and whole(kept)
 
