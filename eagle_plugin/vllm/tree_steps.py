@@ -202,22 +202,26 @@ class TreeSteps:
         positions: Tensor,
         parts: list[Tensor],
         firsts: Sequence[int],
+        plainly: bool = False,
+        most_positions: int | None = None,
     ) -> Tensor:
         """Draft the next trees of the batch; returns their tokens [b, W - 1], whose links are kept here.
 
         next_tokens [b]: the token after each request's last row; ids, positions [N] and parts, each [N, ...], are the
         target's, of its query rows. firsts: each request's first position, a number of the host, right with `_defers`.
+        plainly: draft nothing, whatever the policy says. most_positions: as many as the head has, where a request of
+        the batch may be longer; such a batch is plain, and read at once.
         """
         assert state.accepted is not None and state.draws is not None
         batch, accepted, state.has_drafted = state.batch, state.accepted, True
         limits = self._asked.limits(state.names, state.in_prompts)
-        is_greedy, shape = state.is_greedy, self._choose(state, limits)
+        is_greedy, shape = state.is_greedy, PLAIN if plainly else self._choose(state, limits)
         rows = None
         if self._lookup_rows is not None:
             rows = self._lookup_rows.of(state.names, state.in_prompts)
             self._lookup_rows.lookups.append(rows, batch.roots, accepted)
         slot_table = state.layers[next(iter(self.drafter._draft_attn_layer_names))].slot_table
-        if shape == PLAIN and not len(batch.trees) and self._defers:
+        if shape == PLAIN and not len(batch.trees) and self._defers and most_positions is None:
             self._shapes.begin(shape, batch)
             plain = PlainRows.after(batch, next_tokens, ids, side_by_side(parts))
             self._deferred.add(state.names, firsts, batch.host_lens, plain, slot_table, self._requests)
@@ -230,6 +234,8 @@ class TreeSteps:
         else:
             extend = ExtendBatch.after(batch, without_spare_places(accepted), next_tokens, ids, positions)
             if shape == PLAIN:
+                if most_positions is not None:
+                    extend = extend._replace(positions=extend.positions.clamp(max=most_positions - 1))
                 self.drafter.read_deferred(extend.deferred(side_by_side(parts), slot_table))
                 self._shapes.begin(shape, batch)
                 return self._keep(state, root_drafts(batch.b, self.device))

@@ -231,20 +231,20 @@ class V2TreeModelRunner(TreeSteps, GPUModelRunner):
             self._draws = slots, draws_of(self.sampler, input_batch)
         return self._draws[1]
 
-    def draft(self, input_batch: Any, next_tokens: Tensor, parts: list[Tensor]) -> Tensor:
+    def draft(self, input_batch: Any, next_tokens: Tensor, parts: list[Tensor], plainly: bool = False) -> Tensor:
         """Draft the next trees of the batch; returns their tokens [b, W - 1].
 
         next_tokens [b]: the token after each request's last row; parts: the target's states of all query rows.
+        plainly: the engine wants no drafts.
         """
         state, n = self._state, input_batch.num_tokens
         assert state is not None
-        if int(input_batch.seq_lens_cpu_upper_bound.max()) + self.num_speculative_steps > self._longest:
-            self._store.forget(state.names)  # as the engine's own V1 runner does: the head may have no such positions
-            self._drafted = 0
-            return next_tokens.new_zeros(len(next_tokens), 0)
         ids, positions = input_batch.input_ids[:n], input_batch.positions[:n]
-        firsts = input_batch.num_computed_tokens_np.tolist()
-        tokens = self._draft(state, next_tokens, ids, positions, [part[:n] for part in parts], firsts)
+        firsts, most = input_batch.num_computed_tokens_np.tolist(), None
+        if int(input_batch.seq_lens_cpu_upper_bound.max()) + self.num_speculative_steps > self._longest:
+            most = self._longest  # the head may have no positions for a tree; of the other requests it misses no token
+        plainly = plainly or most is not None
+        tokens = self._draft(state, next_tokens, ids, positions, [part[:n] for part in parts], firsts, plainly, most)
         self._drafted = tokens.shape[1]
         return tokens
 
