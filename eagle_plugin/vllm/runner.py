@@ -50,6 +50,7 @@ class TreeModelRunner(TreeSteps, TargetRunner):
 
     def initialize_kv_cache(self, kv_cache_config: Any, *args: Any, **kwargs: Any) -> None:
         """Allocate the caches as the engine does, and note where the target's are."""
+        self._forget_caches()
         super().initialize_kv_cache(kv_cache_config, *args, **kwargs)
         # One state per request, not one per drafted token; the engine may have made the batch anew until now.
         self.input_batch.thinking_budget_state_holder = maybe_create_thinking_budget_state_holder(

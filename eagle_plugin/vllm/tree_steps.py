@@ -24,6 +24,7 @@ from eagle_plugin.runtime.head_mailbox import HeadMailbox
 from eagle_plugin.runtime.request_limits import Limits
 from eagle_plugin.runtime.round import Drafts
 from eagle_plugin.runtime.startup import StartRefused, plugin_serves
+from eagle_plugin.vllm.attention import TreeAttentionImpl
 from eagle_plugin.vllm.batch import DraftStore, RoundBatch, root_drafts
 from eagle_plugin.vllm.block_support import method_of
 from eagle_plugin.vllm.capture import captured_steps
@@ -101,6 +102,12 @@ class TreeSteps:
         self.drafter.lookups = None if self._lookup_rows is None else self._lookup_rows.lookups
         method = method_of(self.speculative_config)
         self._logger.info(plugin_serves(method, self._caps, loader.backend(self.device.type)))
+
+    def _forget_caches(self) -> None:
+        """Hold no cache of those that the engine measures its own graphs with: it allocates others over their memory."""
+        for layer in self.vllm_config.compilation_config.static_forward_context.values():
+            if isinstance(impl := getattr(layer, "impl", None), TreeAttentionImpl):
+                impl.forget_cache()
 
     def _use_caches(self) -> None:
         """Note where the target's caches and the head's are, which are allocated."""

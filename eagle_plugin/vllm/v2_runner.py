@@ -18,6 +18,7 @@ from vllm.v1.worker.gpu.sample.output import SamplerOutput
 
 from eagle_plugin.kernels.sampling import SamplingParams
 from eagle_plugin.runtime.accept import accepted_rows
+from eagle_plugin.vllm.attention import give_rows
 from eagle_plugin.vllm.backend import tree_attention
 from eagle_plugin.vllm.batch import RoundBatch
 from eagle_plugin.vllm.logits import node_rows
@@ -75,6 +76,7 @@ class V2TreeModelRunner(TreeSteps, GPUModelRunner):
 
     def initialize_kv_cache(self, *args: Any, **kwargs: Any) -> None:
         """Allocate the caches as the engine does, and note where the target's are."""
+        self._forget_caches()
         super().initialize_kv_cache(*args, **kwargs)
         for builder in self._builders():
             builder.pads = True
@@ -113,9 +115,7 @@ class V2TreeModelRunner(TreeSteps, GPUModelRunner):
         in_chains = positions.clone() if self.model_config.uses_mrope else None
         state.batch.put_trees(input_batch.input_ids, input_batch.positions)
         self._moved = None if in_chains is None else positions - in_chains
-        rows = state.batch.rows()
-        for builder in self._builders():
-            builder.rows = rows
+        give_rows(self._builders(), state.batch.rows())
         return block_tables, slot_mappings[:, : input_batch.num_tokens]  # the rows of a graph may be more
 
     def _read(self, input_batch: Any) -> StepState:
@@ -147,8 +147,7 @@ class V2TreeModelRunner(TreeSteps, GPUModelRunner):
         step, state, self._prepared = self._step, self._prepared, None
         if state is not None:  # else the engine warms up, or we measure
             state.layers = get_forward_context().attn_metadata
-            for builder in self._builders():
-                builder.rows = None
+            give_rows(self._builders(), None)
             if self._moved is not None:  # all axes of a token of text move alike
                 kwargs["positions"][:, : len(self._moved)] += self._moved
             if step is not None:
