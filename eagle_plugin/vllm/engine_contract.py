@@ -97,12 +97,13 @@ CONTRACT: Contract = {
     },
     "vllm.v1.worker.gpu_worker.Worker": {
         "_make_model_runner": "self",
-        "compile_or_warm_up_model": "self",
+        "_maybe_activate_jit_monitor": "self",
         "execute_dummy_batch": "self",
         "sample_tokens": "self grammar_output",
         "take_draft_token_ids": "self",
-        **attributes("model_runner vllm_config device parallel_config use_v2_model_runner"),
+        **attributes("model_runner vllm_config model_config device parallel_config use_v2_model_runner"),
     },
+    "vllm.utils.torch_utils": {"set_random_seed": "seed data_parallel_index"},
     "vllm.v1.worker.gpu_model_runner.GPUModelRunner": {
         "__init__": "self vllm_config device",
         "load_model": "",

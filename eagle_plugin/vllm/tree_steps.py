@@ -84,9 +84,6 @@ class TreeSteps:
         self._policy_mode = policy_mode()
         self._limits = draft_limits(vllm_config)
         self._shapes = RoundShapes(without_costs(self._caps, self._policy_mode), self._limits)
-        if get_tp_group().rank_in_group == 0:
-            engine = vllm_config.parallel_config.data_parallel_index
-            self._reporter = PolicyReporter(self.speculative_config, lambda: self._shapes.chooser, engine=engine)
         self._draft_clock = DraftClock(self.device.type, self._logger)
         self._store = DraftStore()
         # With a connector, what the head reads of a step goes to others with its blocks.
@@ -142,6 +139,9 @@ class TreeSteps:
         """Let the policy choose the shapes from now on, if it is asked for; the caches must be there, unused."""
         chooser = choose_shapes(self, self._caps, self._policy_mode, self._logger)
         self._shapes = RoundShapes(chooser, self._limits)
+        if self._reporter is None and get_tp_group().rank_in_group == 0:  # of served rounds alone
+            engine = self.vllm_config.parallel_config.data_parallel_index
+            self._reporter = PolicyReporter(self.speculative_config, lambda: self._shapes.chooser, engine=engine)
         if self.drafter.lookups is not None:
             chooser.looked_up = self.drafter.lookups.counts
             self.drafter.lookups.clear()  # what tests and measurements left
