@@ -220,7 +220,7 @@ class TreeSteps:
         the batch may be longer; such a batch is plain, and read at once.
         """
         assert state.accepted is not None and state.draws is not None
-        batch, accepted, state.has_drafted = state.batch, state.accepted, True
+        batch, accepted = state.batch, state.accepted
         limits = self._asked.limits(state.names, state.in_prompts)
         is_greedy, shape = state.is_greedy, PLAIN if plainly else self._choose(state, limits)
         rows = None
