@@ -82,8 +82,8 @@ class TreeMetadata:
 def chains_of(extend: ExtendRows, lens: Sequence[int], slot_table: Tensor, most: int | None = None) -> list[Chains]:
     """Cut the rows of a step into chains: one node for each plain request, and up to 64 for each part of a prompt.
 
-    Rows of several requests are padded to the longest of their chains, to a power of two: few lengths, few kernels. Short
-    ones, such as the accepted paths that a head reads, are apart: beside a prompt they would be as long as its parts.
+    Chains are padded to a power of two that the longest of them has room in: few lengths, few kernels. Short ones, such
+    as the accepted paths that a head reads, are apart: beside a prompt they would be as long as its parts.
 
     lens: extend.lens, on the host. most: requests with more rows are left out.
     """

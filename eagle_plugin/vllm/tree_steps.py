@@ -101,7 +101,7 @@ class TreeSteps:
         self._logger.info(plugin_serves(method, self._caps, loader.backend(self.device.type)))
 
     def _forget_caches(self) -> None:
-        """Hold no cache of those that the engine measures its own graphs with: it allocates others over their memory."""
+        """Hold no cache that the engine measures its own graphs with: it gives the memory to others."""
         for layer in self.vllm_config.compilation_config.static_forward_context.values():
             if isinstance(impl := getattr(layer, "impl", None), TreeAttentionImpl):
                 impl.forget_cache()

@@ -24,9 +24,7 @@ from eagle_plugin.vllm.cache_layout import cache_rows, slot_table
 from eagle_plugin.vllm.prompt_attention import PAGE, SINKS, FlashPromptsImpl, flash_kernel, prompts_of
 
 
-def layer(
-    calls: list[dict[str, Any]], kv_heads: int = KV_HEADS, version: int = 2, **options: Any
-) -> FlashPromptsImpl:
+def layer(calls: list[dict[str, Any]], kv_heads: int = KV_HEADS, version: int = 2, **options: Any) -> FlashPromptsImpl:
     """A layer as on a GPU, whose calls of FlashAttention are kept."""
     made = FlashPromptsImpl(HEADS, DIM, 0.2, kv_heads, **options)
     made.process_weights_after_loading(torch.float16)

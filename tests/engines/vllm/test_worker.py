@@ -1,4 +1,4 @@
-"""When our worker begins its rounds: after all that vLLM warms up, so that what is captured and measured is what serves."""
+"""When our worker begins its rounds: after all that vLLM warms up, so that what serves is captured and measured."""
 
 from __future__ import annotations
 
