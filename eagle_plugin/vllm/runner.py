@@ -13,7 +13,7 @@ from vllm.v1.sample.logits_processor import BUILTIN_LOGITS_PROCESSORS, LogitsPro
 from vllm.v1.sample.thinking_budget_state import maybe_create_thinking_budget_state_holder
 from vllm.v1.worker.gpu_model_runner import AsyncGPUModelRunnerOutput
 
-from eagle_plugin.vllm.backend import tree_attention
+from eagle_plugin.vllm.backend import forget_caches, tree_attention
 from eagle_plugin.vllm.drafter import TreeDrafting, proposer_of
 from eagle_plugin.vllm.sampling import RequestDraws
 from eagle_plugin.vllm.scheduled_shapes import tell_shape
@@ -51,7 +51,7 @@ class TreeModelRunner(TreeSteps, TargetRunner):
 
     def initialize_kv_cache(self, kv_cache_config: Any, *args: Any, **kwargs: Any) -> None:
         """Allocate the caches as the engine does, and note where the target's are."""
-        self._forget_caches()
+        forget_caches(self.vllm_config)
         super().initialize_kv_cache(kv_cache_config, *args, **kwargs)
         # One state per request, not one per drafted token; the engine may have made the batch anew until now.
         self.input_batch.thinking_budget_state_holder = maybe_create_thinking_budget_state_holder(

@@ -24,7 +24,6 @@ from eagle_plugin.runtime.head_mailbox import HeadMailbox
 from eagle_plugin.runtime.request_limits import Limits
 from eagle_plugin.runtime.round import Drafts
 from eagle_plugin.runtime.startup import StartRefused, plugin_serves
-from eagle_plugin.vllm.attention import TreeAttentionImpl
 from eagle_plugin.vllm.batch import DraftStore, RoundBatch, root_drafts
 from eagle_plugin.vllm.block_support import method_of
 from eagle_plugin.vllm.capture import captured_steps
@@ -100,12 +99,6 @@ class TreeSteps:
         method = method_of(self.speculative_config)
         self._logger.info(plugin_serves(method, self._caps, loader.backend(self.device.type)))
 
-    def _forget_caches(self) -> None:
-        """Hold no cache that the engine measures its own graphs with: it gives the memory to others."""
-        for layer in self.vllm_config.compilation_config.static_forward_context.values():
-            if isinstance(impl := getattr(layer, "impl", None), TreeAttentionImpl):
-                impl.forget_cache()
-
     def _use_caches(self) -> None:
         """Note where the target's caches and the head's are, which are allocated."""
         groups = self.kv_cache_config.kv_cache_groups
@@ -137,11 +130,11 @@ class TreeSteps:
 
     def choose_by_costs(self) -> None:
         """Let the policy choose the shapes from now on, if it is asked for; the caches must be there, unused."""
-        chooser = choose_shapes(self, self._caps, self._policy_mode, self._logger)
-        self._shapes = RoundShapes(chooser, self._limits)
         if self._reporter is None and get_tp_group().rank_in_group == 0:  # of served rounds alone
             engine = self.vllm_config.parallel_config.data_parallel_index
             self._reporter = PolicyReporter(self.speculative_config, lambda: self._shapes.chooser, engine=engine)
+        chooser = choose_shapes(self, self._caps, self._policy_mode, self._logger)
+        self._shapes = RoundShapes(chooser, self._limits)
         if self.drafter.lookups is not None:
             chooser.looked_up = self.drafter.lookups.counts
             self.drafter.lookups.clear()  # what tests and measurements left

@@ -19,7 +19,7 @@ from vllm.v1.worker.gpu.sample.output import SamplerOutput
 from eagle_plugin.kernels.sampling import SamplingParams
 from eagle_plugin.runtime.accept import accepted_rows
 from eagle_plugin.vllm.attention import give_rows
-from eagle_plugin.vllm.backend import tree_attention
+from eagle_plugin.vllm.backend import forget_caches, tree_attention
 from eagle_plugin.vllm.batch import RoundBatch
 from eagle_plugin.vllm.logits import node_rows
 from eagle_plugin.vllm.scheduled_shapes import tell_shape
@@ -76,7 +76,7 @@ class V2TreeModelRunner(TreeSteps, GPUModelRunner):
 
     def initialize_kv_cache(self, *args: Any, **kwargs: Any) -> None:
         """Allocate the caches as the engine does, and note where the target's are."""
-        self._forget_caches()
+        forget_caches(self.vllm_config)
         super().initialize_kv_cache(*args, **kwargs)
         for builder in self._builders():
             builder.pads = True

@@ -24,9 +24,9 @@ from eagle_plugin.vllm.backend import (
     FlashPromptsBackend,
     TreeAttentionBackend,
     TritonPromptsBackend,
+    forget_caches,
     tree_attention,
 )
-from eagle_plugin.vllm.tree_steps import TreeSteps
 
 KV_HEADS, HEADS, SIZE, DIM = 2, 6, 16, 32
 
@@ -145,8 +145,7 @@ def test_a_layer_holds_no_cache_that_the_engine_gave_up() -> None:
     alive = weakref.ref(kept)
     del kept
     assert alive() is not None and layer._cache is not None
-    served: Any = types.SimpleNamespace(vllm_config=types.SimpleNamespace(compilation_config=compilation))
-    TreeSteps._forget_caches(served)
+    forget_caches(types.SimpleNamespace(compilation_config=compilation))
     assert alive() is None and layer._cache is None
 
 
@@ -154,4 +153,4 @@ def test_a_layer_holds_no_cache_that_the_engine_gave_up() -> None:
 def test_caches_are_forgotten_before_others_are_allocated(runner: str) -> None:
     module, _, name = runner.partition(".")
     made = getattr(importlib.import_module(f"eagle_plugin.vllm.{module}"), name).initialize_kv_cache
-    assert in_order(made, ["self._forget_caches()", "super().initialize_kv_cache"])
+    assert in_order(made, ["forget_caches(self.vllm_config)", "super().initialize_kv_cache"])
