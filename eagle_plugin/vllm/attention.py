@@ -6,7 +6,7 @@ attention and the move of accepted keys would have to know. Ours keeps them toke
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -24,6 +24,8 @@ from eagle_plugin.runtime.host_to_device import to_device
 from eagle_plugin.runtime.round import TreeRows
 from eagle_plugin.vllm.cache_dtypes import FLOAT8
 from eagle_plugin.vllm.cache_layout import CacheRows, cache_rows, slot_table
+
+SHORT = 16  # rows of a request that are padded apart from those of longer ones
 
 
 class ExtendRows(NamedTuple):
@@ -78,19 +80,22 @@ class TreeMetadata:
 
 
 def chains_of(extend: ExtendRows, lens: Sequence[int], slot_table: Tensor, most: int | None = None) -> list[Chains]:
-    """Cut the rows of a step into chains: one node for each plain request, up to 64 for each part of a prompt.
+    """Cut the rows of a step into chains: one node for each plain request, and up to 64 for each part of a prompt.
+
+    Chains are padded to a power of two that the longest of them has room in: few lengths, few kernels. Short ones, such
+    as the accepted paths that a head reads, are apart: beside a prompt they would be as long as its parts.
 
     lens: extend.lens, on the host. most: requests with more rows are left out.
     """
     device, found = slot_table.device, []
-    single = [i for i, n in enumerate(lens) if n == 1]
-    several = [(i, n) for i, n in enumerate(lens) if n != 1 and (most is None or n <= most)]
-    parts = [(i, begin) for i, n in several for begin in range(0, n, MAX_WIDTH)]
-    for length, chains in ((1, [(i, 0) for i in single]), (MAX_WIDTH, parts)):
-        if not chains:
-            continue
+    kinds: tuple[list[tuple[int, int]], ...] = ([], [], [])  # request and first row of each chain
+    for i, n in enumerate(lens):
+        if most is None or n <= most:
+            kinds[(n > 1) + (n > SHORT)].extend((i, begin) for begin in range(0, n, MAX_WIDTH))
+    for chains in filter(None, kinds):
         owners, begins = np.array(chains).T
-        last = np.array(lens)[owners] - 1 - begins
+        last = np.minimum(np.array(lens)[owners] - begins, MAX_WIDTH) - 1
+        length = 1 << int(last.max()).bit_length()
         nodes = np.minimum(np.arange(length), last[:, None])
         owner, begin, node = to_device([owners, begins, nodes], device)
         prefix_lens = (extend.seq_lens - extend.lens)[owner] + begin
@@ -142,16 +147,30 @@ class TreeMetadataBuilder(AttentionMetadataBuilder[TreeMetadata]):
         self.block_size: int = kv_cache_spec.block_size
         self.reach: int = vllm_config.num_speculative_tokens + 1  # draft slots after the longest sequence
         self.rows: Rows | None = None
+        # By the engine's metadata, of which each group of caches has one: the same places for all its builders.
+        self.places: dict[tuple[int, int], tuple[Any, Tensor, Tensor]] = {}
 
     def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> TreeMetadata:
         """Metadata for the batch at hand; vLLM's ``CommonAttentionMetadata`` holds b requests."""
         common = common_attn_metadata
+        if self.rows is None:
+            return self.kind(causal_rows(common), *self._places(common))
+        key = id(common), self.block_size
+        if key not in self.places:
+            self.places[key] = common, *self._places(common)  # with it: no other one gets its id
+        return self.kind(self.rows, *self.places[key][1:])
+
+    def _places(self, common: Any) -> tuple[Tensor, Tensor]:
+        """The slot table and the slots of the query rows."""
         slots = common.slot_mapping.clamp(min=0) if self.pads else common.slot_mapping  # 0: of the block of nobody
-        return self.kind(
-            rows=self.rows if self.rows is not None else causal_rows(common),
-            slot_table=slot_table(common.block_table_tensor, self.block_size, common.max_seq_len + self.reach),
-            slots=slots,
-        )
+        return slot_table(common.block_table_tensor, self.block_size, common.max_seq_len + self.reach), slots
+
+
+def give_rows(builders: Iterable[Any], rows: Rows | None) -> None:
+    """Say to the builders of a forward how its query rows attend; None: as the engine has prepared them."""
+    places: dict[tuple[int, int], tuple[Any, Tensor, Tensor]] = {}
+    for builder in builders:
+        builder.rows, builder.places = rows, places
 
 
 def causal_rows(common: Any) -> Rows:
@@ -264,6 +283,10 @@ class TreeAttentionImpl(AttentionImpl):
     def _scales(self, layer: Any) -> dict[str, Tensor]:
         """Of a float8 cache: buffers of the layer, which the engine fills from the checkpoint, or with 1."""
         return {} if self.float8 is None else {"k_scale": layer._k_scale.view(1), "v_scale": layer._v_scale.view(1)}
+
+    def forget_cache(self) -> None:
+        """Hold no view of a cache that the engine has given up."""
+        self._cache = None
 
     def _rows_of(self, kv_cache: Tensor) -> CacheRows:
         address = kv_cache.data_ptr()

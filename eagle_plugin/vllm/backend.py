@@ -124,6 +124,13 @@ def tree_attention(vllm_config: Any) -> Iterator[None]:
         selector._cached_get_attn_backend.cache_clear()
 
 
+def forget_caches(vllm_config: Any) -> None:
+    """Let the layers hold no cache that the engine measures its own graphs with: it gives the memory to others."""
+    for layer in vllm_config.compilation_config.static_forward_context.values():
+        if isinstance(impl := getattr(layer, "impl", None), TreeAttentionImpl):
+            impl.forget_cache()
+
+
 def _of_a_gpu(vllm_config: Any) -> type[TreeAttentionBackend]:
     """With the kernel for prompts of the backend that the user named; FlashAttention where that is none."""
     named = vllm_config.attention_config.backend

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
+from vllm.v1.kv_cache_interface import FullAttentionSpec, RSWASpec, UniformTypeKVCacheSpecs
 
 
 class CacheRows(NamedTuple):
@@ -48,3 +49,13 @@ def slot_table(block_table: Tensor, block_size: int, positions: int) -> Tensor:
     first = block_table[:, :blocks].int() * block_size
     table = (first[:, :, None] + offsets).view(len(block_table), -1)
     return table if table.shape[1] >= positions else pad(table, (0, positions - table.shape[1]))
+
+
+def keeps_all_tokens(kv_cache_spec: Any) -> bool:
+    """Whether vLLM keeps the blocks of a group of caches with this ``KVCacheSpec`` until their request ends.
+
+    It takes those before a window, or before a chunk, from a request that runs, and gives them to others.
+    """
+    of_groups = isinstance(kv_cache_spec, UniformTypeKVCacheSpecs)
+    specs = kv_cache_spec.kv_cache_specs.values() if of_groups else [kv_cache_spec]
+    return all(isinstance(spec, FullAttentionSpec) and not isinstance(spec, RSWASpec) for spec in specs)

@@ -39,6 +39,8 @@ class TreeCPUWorker(TreeWorker, cpu_worker.CPUWorker):
             module.CPUModelRunner = engines
 
     def compile_or_warm_up_model(self) -> Any:
-        """As on a GPU, with the models and caches in huge pages before anything is measured."""
+        """Warm up as the engine does, then begin our rounds, with the models and caches in huge pages before."""
         use_huge_pages(rank_logger(logging.getLogger("vllm.eagle_plugin")))
-        return super().compile_or_warm_up_model()
+        times = super().compile_or_warm_up_model()
+        self.begin_rounds()
+        return times

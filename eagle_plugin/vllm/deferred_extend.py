@@ -20,6 +20,7 @@ from eagle_plugin.runtime.deferred_limit import largest_first, most_deferred
 from eagle_plugin.runtime.host_to_device import to_device
 from eagle_plugin.vllm.attention import ExtendRows
 from eagle_plugin.vllm.batch import RoundBatch
+from eagle_plugin.vllm.cache_layout import keeps_all_tokens
 
 Owner = str | int  # the name of a request, or a block
 
@@ -92,6 +93,7 @@ class _Kept:
 
     runs: list[_Run]
     slot_table: Tensor  # [S] int32: a view of that of the request's last plain step
+    blocks: Sequence[int] = ()  # of a request: its blocks by vLLM's numbers, on the host
 
     @property
     def places(self) -> list[int]:
@@ -102,14 +104,19 @@ class _Kept:
 class DeferredTokens:
     """What the head must read before it drafts for a request again, or before others use the blocks of one that ended.
 
-    Their owners are requests by name, and of requests that are gone vLLM's blocks by number. What all of them have is
-    limited together, by `deferred_limit.MOST_BYTES`.
+    It is read into the blocks that its request had, so these must be the request's until then: `can_wait`. Its owners
+    are requests by name, and of requests that are gone vLLM's blocks by number. What all of them have is limited
+    together, by `deferred_limit.MOST_BYTES`.
     """
 
-    def __init__(self, block_size: int, group: int = 0) -> None:
-        """block_size: positions of a block of the head's cache, which is in this one of vLLM's KV cache groups."""
-        self.block_size, self._group = block_size, group
+    def __init__(self, block_size: int, group: int = 0, can_wait: bool = True) -> None:
+        """block_size: positions of a block of the head's cache, which is in this one of vLLM's KV cache groups.
+
+        can_wait: whether a request has its blocks until it ends. With a window vLLM gives those before it to others.
+        """
+        self.block_size, self._group, self.can_wait = block_size, group, can_wait
         self._kept: dict[Owner, _Kept] = {}
+        self._found: set[int] = set()  # blocks that requests found in the prefix cache after these were last filled
         self._tokens = torch.empty(0, dtype=torch.int32)  # the store; it grows
         self._features = torch.empty(0, 0)
         self._free: list[int] = []  # its places
@@ -118,7 +125,7 @@ class DeferredTokens:
     def of_layers(cls, groups: Sequence[Any], layers: set[str]) -> DeferredTokens:
         """For a head with these layers; groups: vLLM's ``KVCacheGroupSpec``, one of which has them all."""
         i, own = next((i, group) for i, group in enumerate(groups) if not layers.isdisjoint(group.layer_names))
-        return cls(own.kv_cache_spec.block_size, i)
+        return cls(own.kv_cache_spec.block_size, i, keeps_all_tokens(own.kv_cache_spec))
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -140,8 +147,13 @@ class DeferredTokens:
         lens: Sequence[int],
         rows: PlainRows,
         slot_table: Tensor,
+        requests: Mapping[str, Any] | None = None,
     ) -> None:
-        """Keep the rows of a step, `lens` of each request from position `firsts` on; slot_table [b, S] int32."""
+        """Keep the rows of a step, `lens` of each request from position `firsts` on; slot_table [b, S] int32.
+
+        requests: what has the `block_ids` of each, vLLM's lists by group of caches, which it extends: in whose blocks
+        the rows are is asked on the host. None: nobody finds blocks.
+        """
         places = self._take_places(rows)
         (index,) = to_device([np.array(places)], rows.features.device)
         self._tokens[index], self._features[index] = rows.tokens, rows.features
@@ -149,6 +161,7 @@ class DeferredTokens:
         for name, position, n, end, table in steps:
             kept = self._kept.setdefault(name, _Kept([], table))
             kept.slot_table = table
+            kept.blocks = () if requests is None else requests[name].block_ids[self._group]
             if not kept.runs or kept.runs[-1].end != position:
                 kept.runs.append(_Run(position, []))
             kept.runs[-1].places += places[end - n : end]
@@ -168,7 +181,7 @@ class DeferredTokens:
             kept = self._kept.pop(name)
             full = kept.runs[-1].end // size * size
             table = kept.slot_table[:full].clone()  # not a view: it would keep the table of all requests
-            blocks = (table[::size] // size).tolist()
+            blocks = kept.blocks[: full // size]
             self.forget(blocks[kept.runs[0].first // size :])  # others filled those before, and they may be unread
             for run in kept.runs:
                 while run.places:
@@ -178,19 +191,19 @@ class DeferredTokens:
                     else:
                         self._free += part.places
 
-    def wanted_by_blocks(self, scheduler_output: Any, gone: Set[str], requests: Mapping[str, Any]) -> list[Owner]:
+    def wanted_by_blocks(self, scheduler_output: Any, gone: Set[str]) -> list[Owner]:
         """Follow who gets which blocks in a step, before vLLM's runner does; what the head must read before the step.
 
-        gone: requests that leave the batch; requests: the runner's ``CachedRequestState`` by name.
+        gone: requests that leave the batch. This must be told of every step.
         """
         self.leave(gone)
         found, new = given_blocks(scheduler_output, self._group, self.block_size)
         self.forget(new)
+        self._found -= new
+        self._found |= found
         wanted = self.of_blocks(found)
         if gone:  # who found these blocks in the step that filled them needs them read as well
-            tables = (state.block_ids[self._group] for name, state in requests.items() if name not in gone)
-            held = {block for table in tables for block in table}
-            wanted += [owner for owner in self.of_blocks(held) if not isinstance(owner, str)]
+            wanted += [owner for owner in self._kept if owner in self._found]
         return wanted
 
     def of_blocks(self, blocks: Set[int]) -> list[Owner]:
@@ -199,8 +212,8 @@ class DeferredTokens:
         found: list[Owner] = []
         for owner, kept in self._kept.items() if blocks else ():
             if isinstance(owner, str):
-                slots = kept.slot_table[kept.runs[0].first // size * size : kept.runs[-1].end : size]
-                if not blocks.isdisjoint((slots // size).tolist()):
+                own = kept.blocks[kept.runs[0].first // size : -(-kept.runs[-1].end // size)]
+                if not blocks.isdisjoint(own):
                     found.append(owner)
             elif owner in blocks:
                 found.append(owner)

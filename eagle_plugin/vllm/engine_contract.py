@@ -98,12 +98,13 @@ CONTRACT: Contract = {
     },
     "vllm.v1.worker.gpu_worker.Worker": {
         "_make_model_runner": "self",
-        "compile_or_warm_up_model": "self",
+        "_maybe_activate_jit_monitor": "self",
         "execute_dummy_batch": "self",
         "sample_tokens": "self grammar_output",
         "take_draft_token_ids": "self",
-        **attributes("model_runner vllm_config device parallel_config use_v2_model_runner"),
+        **attributes("model_runner vllm_config model_config device parallel_config use_v2_model_runner"),
     },
+    "vllm.utils.torch_utils": {"set_random_seed": "seed data_parallel_index"},
     "vllm.v1.worker.gpu_model_runner.GPUModelRunner": {
         "__init__": "self vllm_config device",
         "load_model": "",
@@ -112,6 +113,7 @@ CONTRACT: Contract = {
         "_prepare_inputs": "self scheduler_output num_scheduled_tokens",
         "_build_attention_metadata": "",
         "_sample": "self logits spec_decode_metadata",
+        "_input_fits_in_drafter": "self common_attn_metadata",
         "_bookkeeping_sync": "",
         "propose_draft_token_ids": "self scheduler_output sampled_token_ids sampling_metadata hidden_states "
         "sample_hidden_states aux_hidden_states spec_decode_metadata common_attn_metadata slot_mappings",
@@ -125,7 +127,7 @@ CONTRACT: Contract = {
             " kv_cache_config max_num_reqs max_num_tokens model_config num_computed_tokens positions requests sampler"
             " speculative_config use_async_scheduling vllm_config optimistic_seq_lens_cpu max_model_len"
             " lora_config dtype use_aux_hidden_state_outputs num_spec_tokens drafter supports_mm_inputs uses_mrope"
-            " mrope_positions enable_prompt_embeds is_token_ids"
+            " mrope_positions enable_prompt_embeds is_token_ids effective_drafter_max_model_len"
         ),
         "_model_forward": "self input_ids positions intermediate_tensors inputs_embeds ...",
         "maybe_select_dummy_loras": "",

@@ -33,6 +33,12 @@ def unsupported_on_gpu(vllm_config: Any) -> list[str]:
             "--jit-monitor-mode error: kernels for trees are compiled when they are first used",
         ),
         (model.enable_sleep_mode, "--enable-sleep-mode: it is served on CPUs only"),
+        (
+            model.is_hybrid and vllm_config.cache_config.enable_prefix_caching,
+            f"target {model.architectures[0]} with prefix caching: the plugin keeps one state of a linear layer per "
+            "request, which has no prefixes, and vLLM's own drafts have them on GPUs; --no-enable-prefix-caching is "
+            "served",
+        ),
         (model.rswa_window is not None, f"target {model.architectures[0]}: reference windows are not served yet"),
         (bool(odd), f"head_dim {', '.join(map(str, odd))}: only multiples of 16 are served on a GPU"),
     )

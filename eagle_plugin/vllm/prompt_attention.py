@@ -24,7 +24,8 @@ from eagle_plugin.vllm.attention import ExtendRows, TreeAttentionImpl, TreeMetad
 from eagle_plugin.vllm.cache_layout import CacheRows
 
 PAGE = 16  # FlashAttention reads blocks of a multiple of so many tokens
-VERSIONS = (2, 3)  # 4 compiles for each size when it first meets it, which nobody would have warmed up
+SINKS = (3, 4)  # versions of FlashAttention that have attention sinks, in bfloat16
+VERSIONS = (2, *SINKS)
 MOST_KEYS = 128  # vLLM's Triton kernel looks up the blocks of so many keys at once, also after the last one
 
 
@@ -76,14 +77,14 @@ class PromptKernel(NamedTuple):
     attend: Callable[[Tensor, Tensor, Tensor, Prompts, dict[str, Any], Tensor | None], Tensor]
     page: int  # it reads blocks of a multiple of so many tokens
     chunks: bool = False  # it has chunked attention
-    sinks: bool = False
+    sinks: Sequence[torch.dtype] = ()  # of queries for which it has attention sinks
     float8: bool = False  # it reads caches of 8-bit floats
 
     def takes(self, query: Tensor, cache: CacheRows, block_size: int, options: dict[str, Any]) -> bool:
         """Whether it has what a layer needs. In float32 none is exact: FlashAttention has no such kernel, and vLLM's
         Triton kernel multiplies in TF32."""
         served = (self.chunks and options["window"] < 0) or not options["chunk"]
-        served = served and (self.sinks or options["sinks"] is None)
+        served = served and (options["sinks"] is None or query.dtype in self.sinks)
         served = served and (self.float8 or cache.keys.dtype not in FLOAT8)
         return served and query.dtype != torch.float32 and block_size % self.page == 0
 
@@ -92,13 +93,14 @@ class PromptsImpl(TreeAttentionImpl):
     """Attention of one layer on a GPU, with a kernel of vLLM for prompts where there is one."""
 
     @staticmethod
-    def find_kernel(head_size: int, soft_cap: bool, float8: bool) -> PromptKernel | None:
+    def find_kernel(head_size: int, soft_cap: bool, float8: bool, sinks: bool) -> PromptKernel | None:
         """The kernel for such layers on this GPU; None where there is none, as in this class: all rows are chains."""
         return None
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self.kernel = self.find_kernel(self.head_size, self.logits_soft_cap > 0, self.float8 is not None)
+        kind = self.logits_soft_cap > 0, self.float8 is not None, self.sinks is not None
+        self.kernel = self.find_kernel(self.head_size, *kind)
 
     def extend(
         self,
@@ -128,44 +130,47 @@ class PromptsImpl(TreeAttentionImpl):
 
 
 class FlashPromptsImpl(PromptsImpl):
-    """With FlashAttention 2 or 3, where vLLM would take one of them itself.
+    """With FlashAttention, in the version that vLLM would take itself; with vLLM's Triton kernel for layers that this
+    version does not have.
 
-    It reads 8-bit keys for 8-bit queries alone, which would round more than decoding does here: such caches have vLLM's
-    Triton kernel.
+    It reads 8-bit keys for 8-bit queries alone, which would round more than decoding does here: such caches have the
+    Triton kernel too. Version 4, of a Blackwell GPU, compiles a kernel when it first meets a kind of layer, as it does
+    without the plugin; the test of the round before the first request has a prompt.
     """
 
     @staticmethod
-    def find_kernel(head_size: int, soft_cap: bool, float8: bool) -> PromptKernel | None:
-        """vLLM's FlashAttention, in the version that it would take for such layers; None where it is none of ours."""
-        if float8:
-            return TritonPromptsImpl.find_kernel(head_size, soft_cap, float8)
-        from vllm.v1.attention.backends.fa_utils import get_flash_attn_version
+    def find_kernel(head_size: int, soft_cap: bool, float8: bool, sinks: bool) -> PromptKernel | None:
+        """vLLM's FlashAttention, in the version that it would take for such layers, or its Triton kernel."""
+        version = None
+        if not float8:
+            from vllm.v1.attention.backends.fa_utils import get_flash_attn_version
 
-        version = get_flash_attn_version(head_size=head_size, requires_softcap=soft_cap)
-        if version not in VERSIONS:
-            return None
+            version = get_flash_attn_version(head_size=head_size, has_sinks=sinks, requires_softcap=soft_cap)
+        if version not in VERSIONS or (sinks and version not in SINKS):
+            return TritonPromptsImpl.find_kernel(head_size, soft_cap, float8, sinks)
         from vllm.vllm_flash_attn.flash_attn_interface import flash_attn_varlen_func
 
-        return flash_kernel(functools.partial(flash_attn_varlen_func, fa_version=version))
+        return flash_kernel(functools.partial(flash_attn_varlen_func, fa_version=version), version in SINKS)
 
 
 class TritonPromptsImpl(PromptsImpl):
     """With vLLM's own Triton kernel."""
 
     @staticmethod
-    def find_kernel(head_size: int, soft_cap: bool, float8: bool) -> PromptKernel | None:
+    def find_kernel(head_size: int, soft_cap: bool, float8: bool, sinks: bool) -> PromptKernel | None:
         """The kernel of vLLM's backend TRITON_ATTN, for all layers."""
         from vllm.v1.attention.ops.triton_unified_attention import unified_attention
 
         return triton_kernel(unified_attention)
 
 
-def flash_kernel(flash_attention: Callable[..., Tensor]) -> PromptKernel:
-    """vLLM's ``flash_attn_varlen_func`` of one version; sinks are left out: version 2 has none."""
+def flash_kernel(flash_attention: Callable[..., Tensor], sinks: bool) -> PromptKernel:
+    """vLLM's ``flash_attn_varlen_func`` of one version; sinks: whether this version has them."""
 
     def attend(
         query: Tensor, keys: Tensor, values: Tensor, prompts: Prompts, options: dict[str, Any], out: Tensor | None
     ) -> Tensor:
+        given = options["sinks"]
         return flash_attention(
             q=query,
             k=keys,
@@ -179,10 +184,11 @@ def flash_kernel(flash_attention: Callable[..., Tensor]) -> PromptKernel:
             window_size=[options["window"], 0] if options["window"] >= 0 else None,
             softcap=options["logit_cap"],
             block_table=prompts.block_table,
+            s_aux=None if given is None else given.to(query.dtype),  # as the model has them: ours are its float32 copy
             out=out,
         )
 
-    return PromptKernel(attend, PAGE)
+    return PromptKernel(attend, PAGE, sinks=(torch.bfloat16,) if sinks else ())
 
 
 def triton_kernel(unified_attention: Callable[..., None]) -> PromptKernel:
@@ -218,4 +224,4 @@ def triton_kernel(unified_attention: Callable[..., None]) -> PromptKernel:
         )
         return out
 
-    return PromptKernel(attend, page=1, chunks=True, sinks=True, float8=True)
+    return PromptKernel(attend, page=1, chunks=True, sinks=(torch.float16, torch.bfloat16), float8=True)

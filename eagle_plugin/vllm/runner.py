@@ -13,7 +13,7 @@ from vllm.v1.sample.logits_processor import BUILTIN_LOGITS_PROCESSORS, LogitsPro
 from vllm.v1.sample.thinking_budget_state import maybe_create_thinking_budget_state_holder
 from vllm.v1.worker.gpu_model_runner import AsyncGPUModelRunnerOutput
 
-from eagle_plugin.vllm.backend import tree_attention
+from eagle_plugin.vllm.backend import forget_caches, tree_attention
 from eagle_plugin.vllm.drafter import TreeDrafting, proposer_of
 from eagle_plugin.vllm.sampling import RequestDraws
 from eagle_plugin.vllm.step_state import StepState, has_grammar
@@ -28,6 +28,7 @@ class TreeModelRunner(TreeSteps, TargetRunner):
     """
 
     drafter: TreeDrafting
+    _fits = True  # whether the head has positions for a tree of each request of the step
 
     def __init__(self, vllm_config: Any, device: torch.device) -> None:
         super().__init__(vllm_config, device)
@@ -49,6 +50,7 @@ class TreeModelRunner(TreeSteps, TargetRunner):
 
     def initialize_kv_cache(self, kv_cache_config: Any, *args: Any, **kwargs: Any) -> None:
         """Allocate the caches as the engine does, and note where the target's are."""
+        forget_caches(self.vllm_config)
         super().initialize_kv_cache(kv_cache_config, *args, **kwargs)
         # One state per request, not one per drafted token; the engine may have made the batch anew until now.
         self.input_batch.thinking_budget_state_holder = maybe_create_thinking_budget_state_holder(
@@ -126,6 +128,14 @@ class TreeModelRunner(TreeSteps, TargetRunner):
             self._shapes.observe([int(not one) for one in self._state.in_prompts])
         return kept
 
+    def _input_fits_in_drafter(self, common_attn_metadata: Any) -> bool:
+        """Whether the engine asks for drafts: of every step, which the head reads where it drafts nothing too.
+
+        Else it would miss tokens of all requests beside one that is as long as it serves.
+        """
+        self._fits = super()._input_fits_in_drafter(common_attn_metadata)
+        return common_attn_metadata is not None
+
     def propose_draft_token_ids(
         self,
         scheduler_output: Any,
@@ -149,7 +159,8 @@ class TreeModelRunner(TreeSteps, TargetRunner):
         ids, positions = self.input_ids.gpu[:n], self.positions[:n]
         parts = [part[:n] for part in aux_hidden_states or [hidden_states]]
         firsts = self.input_batch.num_computed_tokens_cpu[: state.batch.b].tolist()
-        return self._draft(state, next_tokens, ids, positions, parts, firsts)
+        most = None if self._fits else self.effective_drafter_max_model_len
+        return self._draft(state, next_tokens, ids, positions, parts, firsts, not self._fits, most)
 
     def sample_tokens(self, grammar_output: Any) -> Any:
         """End a step as the engine does; a scheduler that is ahead hears of the shape that we would draft now."""
@@ -165,9 +176,4 @@ class TreeModelRunner(TreeSteps, TargetRunner):
     def take_draft_token_ids(self) -> DraftTokenIds | None:
         """The drafts for the scheduler, with the links of the trees whose grammar it follows."""
         drafts, state = super().take_draft_token_ids(), self._sampled
-        if drafts is None or state is None:
-            return drafts
-        if not (state.has_drafted or self.use_async_scheduling):
-            # A request is as long as the head serves, so that vLLM asked for no drafts and gives zeros in their place.
-            return DraftTokenIds(drafts.req_ids, [[] for _ in drafts.req_ids])
-        return state.with_links(drafts)
+        return drafts if drafts is None or state is None else state.with_links(drafts)

@@ -41,7 +41,6 @@ class StepState:
     layers: dict[str, Any] = field(default_factory=dict)  # metadata of the target's forward, by layer
     draws: tuple[SamplingParams, Tensor | None] | None = None  # with the keys [b]; no keys: all take the most likely
     accepted: Accepted | None = None
-    has_drafted: bool = False
     parents: tuple[list[str], HostCopy] | None = None  # of drafted nodes, of the requests with a grammar
 
     @property

@@ -158,7 +158,10 @@ def _serve(vllm_config: Any, drafting: Drafting, subject: Subject | None, v2: bo
 
 
 def _keep_one_state(vllm_config: Any) -> None:
-    """Switch prefix caching off, which is vLLM's default and needs the states of linear layers at every block."""
+    """Switch prefix caching off on a CPU: it is vLLM's default, and needs the states of linear layers at every block.
+
+    On GPUs it is left to users whether they want it, or our worker (`gpu.unsupported_on_gpu`).
+    """
     cache = vllm_config.cache_config
     if cache.enable_prefix_caching:
         _log_once(

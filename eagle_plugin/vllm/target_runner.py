@@ -8,6 +8,7 @@ from torch import Tensor
 from vllm.forward_context import get_forward_context
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
+from eagle_plugin.vllm.attention import give_rows
 from eagle_plugin.vllm.decode_step import DecodeStep
 from eagle_plugin.vllm.step_state import StepState
 
@@ -36,13 +37,11 @@ class TargetRunner(GPUModelRunner):
         state = self._state
         rows = None if state is None else state.batch.rows()
         builders = [group.get_metadata_builder() for groups in self.attn_groups for group in groups]
-        for builder in builders:
-            builder.rows = rows
+        give_rows(builders, rows)
         try:
             built = super()._build_attention_metadata(*args, **kwargs)
         finally:
-            for builder in builders:
-                builder.rows = None
+            give_rows(builders, None)
         if state is not None:
             state.layers = built[0]
             if self._step is not None:

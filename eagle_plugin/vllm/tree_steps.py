@@ -69,6 +69,7 @@ class TreeSteps:
     _mailbox: HeadMailbox | None = None
     _features: StepFeatures | None = None  # where states are stored
     _lookup_rows: LookupRows | None = None  # where branches are looked up
+    _requests: Mapping[str, Any] | None = None  # as of `_look_around`; None without prefix caching
     _can_defer = True  # whether the head may ever read the tokens of a plain step later
     _defers = True  # whether it may those of this step
     _verifier: TreeVerifier  # with the caches
@@ -82,9 +83,6 @@ class TreeSteps:
         self._policy_mode = policy_mode()
         self._limits = draft_limits(vllm_config)
         self._shapes = RoundShapes(without_costs(self._caps, self._policy_mode), self._limits)
-        if get_tp_group().rank_in_group == 0:
-            engine = vllm_config.parallel_config.data_parallel_index
-            self._reporter = PolicyReporter(self.speculative_config, lambda: self._shapes.chooser, engine=engine)
         self._draft_clock = DraftClock(self.device.type, self._logger)
         self._store = DraftStore()
         # With a connector, what the head reads of a step goes to others with its blocks.
@@ -107,6 +105,7 @@ class TreeSteps:
         self.drafter.check_cache_groups(groups)
         self._verifier = verifier_of(self)
         self._deferred = DeferredTokens.of_layers(groups, self.drafter._draft_attn_layer_names)
+        self._defers = self._can_defer = self._can_defer and self._deferred.can_wait
 
     @torch.inference_mode()
     def capture_steps(self) -> None:
@@ -131,6 +130,9 @@ class TreeSteps:
 
     def choose_by_costs(self) -> None:
         """Let the policy choose the shapes from now on, if it is asked for; the caches must be there, unused."""
+        if self._reporter is None and get_tp_group().rank_in_group == 0:  # of served rounds alone
+            engine = self.vllm_config.parallel_config.data_parallel_index
+            self._reporter = PolicyReporter(self.speculative_config, lambda: self._shapes.chooser, engine=engine)
         chooser = choose_shapes(self, self._caps, self._policy_mode, self._logger)
         self._shapes = RoundShapes(chooser, self._limits, self._captured)
         if self.drafter.lookups is not None:
@@ -150,7 +152,7 @@ class TreeSteps:
         """Before a step: report, exchange the head if asked to, forget the trees of requests that leave the batch, and
         let the head read what others will find in the prefix cache.
 
-        requests: what has the `block_ids` of each, before the step. Returns those that leave.
+        requests: what has the `block_ids` of each, always the same mapping. Returns those that leave.
         """
         if self._reporter is not None:
             self._reporter.step(has_tokens=scheduler_output.total_num_scheduled_tokens > 0)
@@ -166,8 +168,9 @@ class TreeSteps:
             self._features.finish(scheduler_output.finished_req_ids)
             self._features.begin(scheduler_output.scheduled_new_reqs)
         self._asked.begin(scheduler_output.scheduled_new_reqs, self._is_looked_up)
-        if self.cache_config.enable_prefix_caching and len(self._deferred):
-            self._read_deferred(self._deferred.wanted_by_blocks(scheduler_output, gone, requests))
+        if self.cache_config.enable_prefix_caching and self._can_defer:
+            self._requests = requests
+            self._read_deferred(self._deferred.wanted_by_blocks(scheduler_output, gone))
         self._deferred.forget(gone)
         return gone
 
@@ -208,25 +211,29 @@ class TreeSteps:
         positions: Tensor,
         parts: list[Tensor],
         firsts: Sequence[int],
+        plainly: bool = False,
+        most_positions: int | None = None,
     ) -> Tensor:
         """Draft the next trees of the batch; returns their tokens [b, W - 1], whose links are kept here.
 
         next_tokens [b]: the token after each request's last row; ids, positions [N] and parts, each [N, ...], are the
         target's, of its query rows. firsts: each request's first position, a number of the host, right with `_defers`.
+        plainly: draft nothing, whatever the policy says. most_positions: as many as the head has, where a request of
+        the batch may be longer; such a batch is plain, and read at once.
         """
         assert state.accepted is not None and state.draws is not None
-        batch, accepted, state.has_drafted = state.batch, state.accepted, True
+        batch, accepted = state.batch, state.accepted
         limits = self._asked.limits(state.names, state.in_prompts)
-        is_greedy, shape = state.is_greedy, self._choose(state, limits)
+        is_greedy, shape = state.is_greedy, PLAIN if plainly else self._choose(state, limits)
         rows = None
         if self._lookup_rows is not None:
             rows = self._lookup_rows.of(state.names, state.in_prompts)
             self._lookup_rows.lookups.append(rows, batch.roots, accepted)
         slot_table = state.layers[next(iter(self.drafter._draft_attn_layer_names))].slot_table
-        if shape == PLAIN and not len(batch.trees) and self._defers:
+        if shape == PLAIN and not len(batch.trees) and self._defers and most_positions is None:
             self._shapes.begin(shape, batch)
             plain = PlainRows.after(batch, next_tokens, ids, side_by_side(parts))
-            self._deferred.add(state.names, firsts, batch.host_lens, plain, slot_table)
+            self._deferred.add(state.names, firsts, batch.host_lens, plain, slot_table, self._requests)
             self._read_deferred(self._deferred.excess())
             return self._keep(state, root_drafts(batch.b, self.device))
         self._read_deferred(state.names)
@@ -236,6 +243,8 @@ class TreeSteps:
         else:
             extend = ExtendBatch.after(batch, without_spare_places(accepted), next_tokens, ids, positions)
             if shape == PLAIN:
+                if most_positions is not None:
+                    extend = extend._replace(positions=extend.positions.clamp(max=most_positions - 1))
                 self.drafter.read_deferred(extend.deferred(side_by_side(parts), slot_table))
                 self._shapes.begin(shape, batch)
                 return self._keep(state, root_drafts(batch.b, self.device))

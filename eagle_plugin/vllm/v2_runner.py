@@ -18,7 +18,8 @@ from vllm.v1.worker.gpu.sample.output import SamplerOutput
 
 from eagle_plugin.kernels.sampling import SamplingParams
 from eagle_plugin.runtime.accept import accepted_rows
-from eagle_plugin.vllm.backend import tree_attention
+from eagle_plugin.vllm.attention import give_rows
+from eagle_plugin.vllm.backend import forget_caches, tree_attention
 from eagle_plugin.vllm.batch import RoundBatch
 from eagle_plugin.vllm.logits import node_rows
 from eagle_plugin.vllm.shapes import RoundShapes
@@ -74,6 +75,7 @@ class V2TreeModelRunner(TreeSteps, GPUModelRunner):
 
     def initialize_kv_cache(self, *args: Any, **kwargs: Any) -> None:
         """Allocate the caches as the engine does, and note where the target's are."""
+        forget_caches(self.vllm_config)
         super().initialize_kv_cache(*args, **kwargs)
         for builder in self._builders():
             builder.pads = True
@@ -112,9 +114,7 @@ class V2TreeModelRunner(TreeSteps, GPUModelRunner):
         in_chains = positions.clone() if self.model_config.uses_mrope else None
         state.batch.put_trees(input_batch.input_ids, input_batch.positions)
         self._moved = None if in_chains is None else positions - in_chains
-        rows = state.batch.rows()
-        for builder in self._builders():
-            builder.rows = rows
+        give_rows(self._builders(), state.batch.rows())
         return block_tables, slot_mappings[:, : input_batch.num_tokens]  # the rows of a graph may be more
 
     def _read(self, input_batch: Any) -> StepState:
@@ -146,8 +146,7 @@ class V2TreeModelRunner(TreeSteps, GPUModelRunner):
         step, state, self._prepared = self._step, self._prepared, None
         if state is not None:  # else the engine warms up, or we measure
             state.layers = get_forward_context().attn_metadata
-            for builder in self._builders():
-                builder.rows = None
+            give_rows(self._builders(), None)
             if self._moved is not None:  # all axes of a token of text move alike
                 kwargs["positions"][:, : len(self._moved)] += self._moved
             if step is not None:
@@ -229,20 +228,20 @@ class V2TreeModelRunner(TreeSteps, GPUModelRunner):
             self._draws = slots, draws_of(self.sampler, input_batch)
         return self._draws[1]
 
-    def draft(self, input_batch: Any, next_tokens: Tensor, parts: list[Tensor]) -> Tensor:
+    def draft(self, input_batch: Any, next_tokens: Tensor, parts: list[Tensor], plainly: bool = False) -> Tensor:
         """Draft the next trees of the batch; returns their tokens [b, W - 1].
 
         next_tokens [b]: the token after each request's last row; parts: the target's states of all query rows.
+        plainly: the engine wants no drafts.
         """
         state, n = self._state, input_batch.num_tokens
         assert state is not None
-        if int(input_batch.seq_lens_cpu_upper_bound.max()) + self.num_speculative_steps > self._longest:
-            self._store.forget(state.names)  # as the engine's own V1 runner does: the head may have no such positions
-            self._drafted = 0
-            return next_tokens.new_zeros(len(next_tokens), 0)
         ids, positions = input_batch.input_ids[:n], input_batch.positions[:n]
-        firsts = input_batch.num_computed_tokens_np.tolist()
-        tokens = self._draft(state, next_tokens, ids, positions, [part[:n] for part in parts], firsts)
+        firsts, most = input_batch.num_computed_tokens_np.tolist(), None
+        if int(input_batch.seq_lens_cpu_upper_bound.max()) + self.num_speculative_steps > self._longest:
+            most = self._longest  # the head may have no positions for a tree; of the other requests it misses no token
+        plainly = plainly or most is not None
+        tokens = self._draft(state, next_tokens, ids, positions, [part[:n] for part in parts], firsts, plainly, most)
         self._drafted = tokens.shape[1]
         return tokens
 

@@ -60,7 +60,10 @@ class TreeSpeculator(HeadForwards, DraftModelSpeculator):
         is_profile: bool = False,
         num_speculative_tokens: int | None = None,
     ) -> Tensor:
-        """The drafted tokens of the next trees, [b, num_speculative_steps] int64, zeros after the last."""
+        """The drafted tokens of the next trees, [b, num_speculative_steps] int64, zeros after the last.
+
+        num_speculative_tokens: 0 where no request can use drafts; the head reads the step all the same.
+        """
         parts = aux_hidden_states or [last_hidden_states]
         if dummy_run:
             self._warm_up(input_batch.num_tokens, parts)
@@ -68,7 +71,7 @@ class TreeSpeculator(HeadForwards, DraftModelSpeculator):
         slots = input_batch.idx_mapping
         next_tokens = torch.where(num_sampled > 0, last_sampled[slots, 0], next_prefill_tokens[0, slots].long())
         self._runner.keep_states(input_batch, parts, last_hidden_states)
-        drafted = self._runner.draft(input_batch, next_tokens, parts)
+        drafted = self._runner.draft(input_batch, next_tokens, parts, plainly=num_speculative_tokens == 0)
         found = self.draft_tokens[: len(drafted)]  # the engine writes into what it gets: not a part of the tree
         found.zero_()
         found[:, : drafted.shape[1]] = drafted

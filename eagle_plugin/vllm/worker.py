@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
+from vllm.utils.torch_utils import set_random_seed
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.worker.gpu_worker import Worker
 
@@ -34,9 +35,9 @@ class TreeWorker(Worker):
             return V2TreeModelRunner(self.vllm_config, self.device)
         return TreeModelRunner(self.vllm_config, self.device)
 
-    def compile_or_warm_up_model(self) -> Any:
-        """Warm up as the engine does, after which it sets the random seed; before that, capture the functions of a
-        step, test the round and measure it.
+    def begin_rounds(self) -> None:
+        """Capture the functions of a step, test the round and measure it, where all of the engine is warm: its tuned
+        kernels are those that serve, and no step of its warm-up counts as served. Then set the random seed as it did.
 
         Raises:
             SelfTestFailed: the test found a difference, or something failed before it or in a measurement.
@@ -51,7 +52,12 @@ class TreeWorker(Worker):
             runner.choose_by_costs()
         runner.open_mailbox()
         runner.open_features()
-        return super().compile_or_warm_up_model()
+        set_random_seed(self.model_config.seed, self.parallel_config.data_parallel_index)
+
+    def _maybe_activate_jit_monitor(self) -> None:
+        """Begin our rounds at the end of the engine's warm-up, before it watches for kernels that are compiled late."""
+        self.begin_rounds()
+        super()._maybe_activate_jit_monitor()
 
     def execute_dummy_batch(self) -> None:
         """Run the target over nothing as the engine does, where engines share its experts and this one is idle."""

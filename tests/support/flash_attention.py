@@ -22,6 +22,7 @@ def flash_attention(
     window_size: list[int] | None,
     softcap: float,
     block_table: Tensor,
+    s_aux: Tensor | None,
     out: Tensor | None,
 ) -> Tensor:
     """q [n, Hq, D]; k and v [blocks, block size, Hkv, D] -> [n, Hq, D]; the last query of a request is its last token.
@@ -29,7 +30,7 @@ def flash_attention(
     AssertionError for arguments that the kernels do not take.
     """
     check(q, k, v, cu_seqlens_q, seqused_k, block_table, out)
-    assert causal
+    assert causal and (s_aux is None or s_aux.dtype == q.dtype == torch.bfloat16)
     left, right = window_size or (-1, -1)
     assert right in (-1, 0)
     found = torch.empty_like(q) if out is None else out
@@ -46,7 +47,10 @@ def flash_attention(
         logits = softcap * torch.tanh(logits / softcap) if softcap > 0 else logits
         distance = torch.arange(n - count, n)[:, None] - torch.arange(n)
         hidden = (distance < 0) | ((distance > left) if left >= 0 else False)
-        p = logits.masked_fill(hidden, -torch.inf).softmax(-1)
+        logits = logits.masked_fill(hidden, -torch.inf)
+        if s_aux is not None:  # one more logit per head, of a key without a value
+            logits = torch.cat([logits, s_aux.float()[:, None, None].expand(-1, count, 1)], dim=-1)
+        p = logits.softmax(-1)[..., :n]
         found[rows] = torch.einsum("hqk,khd->qhd", p, values).to(q.dtype)
     return found
 

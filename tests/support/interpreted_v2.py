@@ -119,6 +119,8 @@ def test_the_engines_warm_up(models: Models, trees: LLM) -> None:
     warmup_kernels(made, made.execute_model, sample)
     assert run_mixed_prefill_decode_warmup(made, made.execute_model, sample, 64)
     assert len(sampled) > 4
+    made.choose_by_costs()  # as the worker does after it
+    assert not sum(totals.rounds for totals in made._shapes.chooser.totals.values())
     assert generate(trees, PROMPTS, max_tokens=LENGTH) == models.expected
 
 

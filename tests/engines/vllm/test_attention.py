@@ -272,8 +272,24 @@ def test_chains_attend_as_prompts_do(options: dict[str, Any]) -> None:
     chains = chains_of(extend, lens, table)
     attend_chains(query, cache, chains, settings, found)
     torch.testing.assert_close(found, wanted, rtol=0, atol=2e-5)
-    assert [chain.tree.tail for chain in chains] == [1, 64] and len(chains[1].tree.requests) == 8
+    assert [(chain.tree.tail, len(chain.tree.requests)) for chain in chains] == [(1, 2), (8, 2), (64, 6)]
     # The control: the last part of each prompt is not cut at its prefix.
     far = [chain._replace(tree=chain.tree._replace(prefix_lens=chain.tree.prefix_lens * 0)) for chain in chains]
     attend_chains(query, cache, far, settings, found)
     assert not torch.allclose(found, wanted, rtol=0, atol=1e-2)
+
+
+def tails(lens: list[int], most: int | None = None) -> list[tuple[int, int]]:
+    """Rows of the chains of these requests, and their number."""
+    counts, table = torch.tensor(lens), torch.zeros(len(lens), 200, dtype=torch.int32)
+    extend = ExtendRows(torch.arange(len(lens)), counts, counts, counts.cumsum(0) - counts)
+    return [(chain.tree.tail, len(chain.tree.requests)) for chain in chains_of(extend, lens, table, most)]
+
+
+def test_short_rows_are_padded_to_short_chains() -> None:
+    """As the accepted paths that a head reads in a step with a prompt."""
+    assert tails([3] * 63) == [(4, 63)]
+    assert tails([*[3] * 62, 100]) == [(4, 62), (64, 2)]
+    assert tails([*[3] * 62, 100], most=64) == [(4, 62)]
+    assert tails([1, 2, 16, 17, 33, 64]) == [(1, 1), (16, 2), (64, 3)] and tails([1, 17, 20]) == [(1, 1), (32, 2)]
+    assert tails([]) == []

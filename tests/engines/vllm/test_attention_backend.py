@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
+import importlib
 import types
+import weakref
 from typing import Any
 
 import pytest
 import torch
-from engine_signatures import assignments, calls, holds
+from engine_signatures import assignments, calls, holds, in_order
 from vllm.config import VllmConfig
 from vllm.model_executor.layers.attention import attention as attention_layer
 from vllm.model_executor.layers.attention import chunked_local_attention
 from vllm.platforms.interface import DeviceCapability
 from vllm.v1.attention import selector
-from vllm.v1.attention.backend import AttentionCGSupport
+from vllm.v1.attention.backend import AttentionCGSupport, CommonAttentionMetadata
 from vllm.v1.attention.backends import registry
+from vllm.v1.kv_cache_interface import FullAttentionSpec
 
-from eagle_plugin.vllm.attention import TreeMetadataBuilder
+from eagle_plugin.vllm.attention import Rows, TreeAttentionImpl, TreeMetadataBuilder, give_rows
 from eagle_plugin.vllm.backend import (
     FlashPromptsBackend,
     TreeAttentionBackend,
     TritonPromptsBackend,
+    forget_caches,
     tree_attention,
 )
+
+KV_HEADS, HEADS, SIZE, DIM = 2, 6, 16, 32
 
 
 def configuration(device_type: str) -> Any:
@@ -101,3 +107,50 @@ def test_layers_with_chunks_get_our_backend_unwrapped() -> None:
     assert holds(VllmConfig.__post_init__, "self.model_config.attention_chunk_size is not None")
     (forward,) = calls(attention_layer.unified_attention_with_output, "self.impl.forward")
     assert forward.startswith("self.impl.forward(self, query, key, value, ")
+
+
+def test_builders_of_one_group_of_caches_share_its_places() -> None:
+    """In one forward: vLLM has a builder for each kind of layers, of the target and of the head."""
+    spec = FullAttentionSpec(block_size=SIZE, num_kv_heads=KV_HEADS, head_size=DIM, dtype=torch.float32)
+    config = types.SimpleNamespace(num_speculative_tokens=7)
+    builders = [TreeMetadataBuilder(spec, [name], config, torch.device("cpu")) for name in ("target", "head")]
+    bounds = torch.tensor([0, 1], dtype=torch.int32)
+
+    def common(block: int) -> CommonAttentionMetadata:
+        return CommonAttentionMetadata(
+            query_start_loc=bounds, query_start_loc_cpu=bounds, seq_lens=bounds[1:] * 20, num_reqs=1,
+            num_actual_tokens=1, max_query_len=1, max_seq_len=20, slot_mapping=torch.tensor([block * SIZE]),
+            block_table_tensor=torch.full((1, 4), block, dtype=torch.int32),
+        )  # fmt: skip
+
+    one, other = common(1), common(2)
+    rows = Rows(None, None)
+    give_rows(builders, rows)
+    first, second = (builder.build(0, one) for builder in builders)
+    assert first.slot_table is second.slot_table and first.slots is second.slots and first.rows is rows
+    third = builders[0].build(0, other)  # of another group of caches
+    assert third.slot_table is not first.slot_table and int(third.slot_table[0, 0]) == 2 * SIZE
+    give_rows(builders, None)
+    one.block_table_tensor.fill_(3)  # the next step
+    give_rows(builders, rows)
+    assert int(builders[1].build(0, one).slot_table[0, 0]) == 3 * SIZE
+
+
+def test_a_layer_holds_no_cache_that_the_engine_gave_up() -> None:
+    """vLLM measures its graphs with a small cache, and allocates the one that serves over its memory."""
+    layer, kept = TreeAttentionImpl(HEADS, DIM, 0.1, KV_HEADS), torch.zeros(4, SIZE, KV_HEADS, 2 * DIM)
+    layer._rows_of(kept.transpose(1, 2))
+    context = {"attention": types.SimpleNamespace(impl=layer), "experts": types.SimpleNamespace()}
+    compilation = types.SimpleNamespace(static_forward_context=context)
+    alive = weakref.ref(kept)
+    del kept
+    assert alive() is not None and layer._cache is not None
+    forget_caches(types.SimpleNamespace(compilation_config=compilation))
+    assert alive() is None and layer._cache is None
+
+
+@pytest.mark.parametrize("runner", ["runner.TreeModelRunner", "v2_runner.V2TreeModelRunner"])
+def test_caches_are_forgotten_before_others_are_allocated(runner: str) -> None:
+    module, _, name = runner.partition(".")
+    made = getattr(importlib.import_module(f"eagle_plugin.vllm.{module}"), name).initialize_kv_cache
+    assert in_order(made, ["forget_caches(self.vllm_config)", "super().initialize_kv_cache"])

@@ -119,11 +119,13 @@ def test_what_a_step_scheduled_ahead_yielded_is_read_in_the_next_one() -> None:
     assert holds(AsyncGPUModelRunnerOutput.get_output, "output = self._model_runner_output")
 
 
-def test_costs_are_measured_before_the_random_seed_is_set() -> None:
-    """With the engine's own calls of the target, after its caches are there."""
+def test_costs_are_measured_before_the_first_request() -> None:
+    """With the engine's own calls of the target, after its caches are there; the random seed is set again then."""
     start = ["initialize_from_config(kv_cache_configs)", "compile_or_warm_up_model()"]
     assert in_order(EngineCore._initialize_kv_caches, [f"self.model_executor.{call}" for call in start])
-    assert calls(cpu_worker.CPUWorker.compile_or_warm_up_model, "set_random_seed")
+    seed = "set_random_seed(self.model_config.seed, self.parallel_config.data_parallel_index)"
+    for worker in (cpu_worker.CPUWorker.compile_or_warm_up_model, TreeWorker.begin_rounds):
+        assert calls(worker, "set_random_seed") == [seed]
     selected = parameters(GPUModelRunner.maybe_select_dummy_loras)
     assert {"lora_config", "num_scheduled_tokens", "num_sampled_tokens"} < set(selected)
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData
+from vllm.v1.kv_cache_interface import ChunkedLocalAttentionSpec, FullAttentionSpec, KVCacheSpec, SlidingWindowSpec
+from vllm.v1.kv_cache_interface import UniformTypeKVCacheSpecs as Uniform
 
 from eagle_plugin.runtime import deferred_limit
 from eagle_plugin.vllm.batch import DraftStore, RoundBatch
@@ -16,6 +19,12 @@ from eagle_plugin.vllm.deferred_extend import DeferredRows, DeferredTokens, Owne
 
 BLOCK = 4
 MANY = 1000  # rows of a forward
+
+
+class Request(NamedTuple):
+    """What is asked of one of vLLM's."""
+
+    block_ids: list[list[int]]
 
 
 def code(name: str) -> int:
@@ -32,7 +41,8 @@ def add(kept: DeferredTokens, names: str, positions: list[int], lens: list[int] 
     places = torch.cat([torch.arange(first, first + n) for first, n in zip(positions, lens, strict=True)])
     rows = PlainRows((owners * 100 + places).int(), owners[:, None] + torch.zeros(3))
     table = torch.stack([slots_of(code(name), slots) for name in names])
-    kept.add(list(names), positions, lens, rows, table)
+    requests = {name: Request([list(range(10 * code(name), 10 * code(name) + slots // BLOCK))]) for name in names}
+    kept.add(list(names), positions, lens, rows, table, requests)
 
 
 def slots_of(request: int, slots: int) -> torch.Tensor:
@@ -184,7 +194,7 @@ def test_a_block_has_the_rows_of_the_last_request_that_left_it() -> None:
     kept = DeferredTokens(BLOCK)
     for names in ("a", "b"):
         add(kept, names, [0], [4])
-        kept._kept[names].slot_table = slots_of(1, 12)  # both were given the same block
+        kept._kept[names].slot_table, kept._kept[names].blocks = slots_of(1, 12), [10, 11, 12]  # the same blocks
         kept.leave(names)
     assert take(kept, [10]).tokens.tolist() == [200, 201, 202, 203] and whole(kept)
 
@@ -220,3 +230,26 @@ def test_too_much_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert kept.excess() == ["b", "a"]
     take(kept, "".join(kept.excess()))
     assert kept.excess() == [] and len(kept) == 1 and len(kept._features) <= 13
+
+
+SIZES: dict[str, Any] = {"block_size": BLOCK, "num_kv_heads": 2, "head_size": 64, "dtype": torch.float32}
+FULL, WINDOW = FullAttentionSpec(**SIZES), SlidingWindowSpec(**SIZES, sliding_window=8)
+
+
+@pytest.mark.parametrize(
+    ("spec", "waits"),
+    [
+        (FULL, True),
+        (FullAttentionSpec(**SIZES, sliding_window=8), True),  # --disable-hybrid-kv-cache-manager
+        (WINDOW, False),
+        (ChunkedLocalAttentionSpec(**SIZES, attention_chunk_size=8), False),
+        (Uniform(block_size=BLOCK, kv_cache_specs={"a": FULL, "b": FULL}), True),
+        (Uniform(block_size=BLOCK, kv_cache_specs={"a": WINDOW}), False),
+    ],
+    ids=["all tokens", "a window without its manager", "a window", "chunks", "several layers", "with a window"],
+)
+def test_rows_wait_where_their_blocks_stay_their_requests(spec: KVCacheSpec, waits: bool) -> None:
+    """vLLM gives blocks before a window to others, who would find keys of the head in them."""
+    others = SimpleNamespace(layer_names=["target"], kv_cache_spec=WINDOW if waits else FULL)
+    kept = DeferredTokens.of_layers([others, SimpleNamespace(layer_names=["head"], kv_cache_spec=spec)], {"head"})
+    assert kept.can_wait == waits and kept.block_size == BLOCK

@@ -126,7 +126,6 @@ class World(RuleBasedStateMachine):
     @rule(data=st.data(), drafts=st.booleans())
     def step(self, data: st.DataObject, drafts: bool) -> None:
         """Every request that runs computes some rows; after that the head drafts, or puts its reading off."""
-        before = {name: SimpleNamespace(block_ids=(list(one.blocks),)) for name, one in self.running.items()}
         cached: dict[str, list[Any]] = {"req_ids": [], "num_computed_tokens": [], "new_block_ids": []}
         lens: dict[str, int] = {}
         for request in list(self.running.values()):
@@ -167,9 +166,7 @@ class World(RuleBasedStateMachine):
             scheduled_new_reqs=entered,
             scheduled_cached_reqs=SimpleNamespace(**cached, resumed_req_ids=resumed),
         )
-        if len(self.kept):
-            requests = before | {name: SimpleNamespace(block_ids=([],)) for name in gone}
-            self._read(self.kept.wanted_by_blocks(output, gone & self.known, requests), data)
+        self._read(self.kept.wanted_by_blocks(output, gone & self.known), data)
         self.kept.forget(gone)
         self._compute([self.running[name] for name in lens], list(lens.values()), drafts, data)
         for name in [name for name, request in self.running.items() if request.ends]:
@@ -200,7 +197,8 @@ class World(RuleBasedStateMachine):
         table = torch.stack([self._slots(one) for one in batch])
         if not drafts:
             rows = PlainRows(torch.tensor(tokens).int(), torch.tensor(states, dtype=torch.float64)[:, None])
-            self.kept.add(names, firsts, lens, rows, table)
+            requests = {one.name: SimpleNamespace(block_ids=(one.blocks,)) for one in batch}
+            self.kept.add(names, firsts, lens, rows, table, requests)
             self._read(self.kept.excess(), data)
             return
         self._read(names, data)

@@ -247,7 +247,7 @@ def test_attention(library: FakeLibrary, name: str, float8: bool) -> None:
         slot_mapping=torch.zeros(n, dtype=torch.int64, device=CUDA),
     )
     builder = TreeMetadataBuilder.__new__(TreeMetadataBuilder)
-    builder.block_size, builder.reach, builder.rows = BLOCK, SHAPE.width, batch.rows()
+    builder.block_size, builder.reach, builder.rows, builder.places = BLOCK, SHAPE.width, batch.rows(), {}
     built = builder.build(0, common)
     assert all_on_cuda(built.slot_table, built.slots)
     dtype = torch.uint8 if float8 else torch.float32

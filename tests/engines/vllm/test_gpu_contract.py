@@ -67,7 +67,7 @@ def test_flash_attention_takes_what_prompts_give_it() -> None:
     given = {
         keyword.arg for node in ast.walk(ast.parse(call)) if isinstance(node, ast.Call) for keyword in node.keywords
     }
-    assert {"fa_version", *given} <= set(parameters(flash)) and len(given) == 13
+    assert {"fa_version", *given} <= set(parameters(flash)) and len(given) == 14
     assert returned(flash) == ["(out, softmax_lse) if return_softmax_lse else out"]
     backend = FOLDER / "v1/attention/backends/flash_attn.py"
     forward = defined(backend, "FlashAttentionImpl.forward")
@@ -78,7 +78,7 @@ def test_flash_attention_takes_what_prompts_give_it() -> None:
     made = defined(backend, "FlashAttentionImpl.__init__")
     assert "(sliding_window - 1, 0)" in assignments(made, "self.sliding_window")
     version = defined(FOLDER / "v1/attention/backends/fa_utils.py", "get_flash_attn_version")
-    assert {"head_size", "requires_softcap"} <= set(parameters(version))
+    assert {"head_size", "has_sinks", "requires_softcap"} <= set(parameters(version))
     assert {"2", "3", "4"} <= set(assignments(version, "fa_version"))
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from host_waits import Findings, Functions, Operations
 from torch import Tensor
 from vllm import LLM, SamplingParams
 from vllm.inputs import TokensPrompt
@@ -201,3 +202,30 @@ def test_blocks_of_a_request_that_ended(llm: LLM, monkeypatch: pytest.MonkeyPatc
         for first in range(3, 3 + 2 * llm.llm_engine.vllm_config.cache_config.num_gpu_blocks // 4):
             generate(llm, [[first] * (4 * BLOCK)], max_tokens=1)
         assert read == [BLOCK] and not any(kept is entry for kept in served._deferred._kept.values() for entry in left)
+
+
+def test_who_has_which_blocks_is_known_on_the_host(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests that end and prompts that come again beside plain rounds ask no tensor: a GPU still runs the step."""
+    deferred, findings, asked = runner(llm)._deferred, Findings(), list[int]()
+
+    def watched(method: Any) -> Any:
+        def call(*arguments: Any) -> Any:
+            with Functions(findings), Operations(findings):
+                found = method(*arguments)
+            asked.append(len(found or ()))
+            return found
+
+        return call
+
+    forget_all(llm)
+    for name in ("wanted_by_blocks", "add"):
+        monkeypatch.setattr(deferred, name, watched(getattr(deferred, name)))
+    with plainly(llm):
+        for _ in range(2):
+            for i, prompt in enumerate(PROMPTS):
+                settings = SamplingParams(temperature=0.0, max_tokens=3 + 4 * i, ignore_eos=True, detokenize=False)
+                llm.llm_engine.add_request(f"{i}", TokensPrompt(prompt_token_ids=prompt), settings)
+                llm.llm_engine.step()
+            while llm.llm_engine.has_unfinished_requests():
+                llm.llm_engine.step()
+    assert max(asked) >= 2 and findings == {}

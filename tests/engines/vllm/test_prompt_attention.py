@@ -13,6 +13,7 @@ from fake_cuda import CUDA, FakeLibrary, all_on_cuda
 from flash_attention import check, flash_attention
 from prompt_cases import DIM, FORWARDS, HEADS, KV_HEADS, WIDTH, forward
 from torch import Tensor
+from vllm.v1.attention.backends import fa_utils
 
 from eagle_plugin.core.shape import MAX_WIDTH
 from eagle_plugin.core.tree import chain_ancestors
@@ -20,14 +21,19 @@ from eagle_plugin.runtime.round import TreeRows
 from eagle_plugin.vllm import prompt_attention
 from eagle_plugin.vllm.attention import ExtendRows, Rows, TreeAttentionImpl, TreeMetadata
 from eagle_plugin.vllm.cache_layout import cache_rows, slot_table
-from eagle_plugin.vllm.prompt_attention import FlashPromptsImpl, TritonPromptsImpl, flash_kernel, prompts_of
+from eagle_plugin.vllm.prompt_attention import PAGE, SINKS, FlashPromptsImpl, flash_kernel, prompts_of
 
 
-def layer(calls: list[dict[str, Any]], kv_heads: int = KV_HEADS, **options: Any) -> FlashPromptsImpl:
+def layer(calls: list[dict[str, Any]], kv_heads: int = KV_HEADS, version: int = 2, **options: Any) -> FlashPromptsImpl:
     """A layer as on a GPU, whose calls of FlashAttention are kept."""
     made = FlashPromptsImpl(HEADS, DIM, 0.2, kv_heads, **options)
     made.process_weights_after_loading(torch.float16)
-    made.kernel = flash_kernel(lambda **arguments: (calls.append(arguments), flash_attention(**arguments))[1])
+
+    def flash(**arguments: Any) -> Tensor:
+        calls.append(arguments)
+        return flash_attention(**arguments)
+
+    made.kernel = flash_kernel(flash, version in SINKS)
     return made
 
 
@@ -101,12 +107,48 @@ def test_all_layers_share_one_plan() -> None:
     assert calls[0]["block_table"] is calls[1]["block_table"]
 
 
-def test_a_machine_without_flash_attention() -> None:
-    """Then all prompts are chains; so it is on a CPU, and where vLLM takes version 4."""
-    assert FlashPromptsImpl.find_kernel(64, False, False) is None
-    assert FlashPromptsImpl(HEADS, DIM, 0.2, KV_HEADS).kernel is None
-    kernel = TritonPromptsImpl.find_kernel(64, False, False)
-    assert kernel is not None and kernel.page == 1 and kernel.chunks and kernel.sinks
+@pytest.mark.parametrize("window", [None, 20])
+def test_sinks(window: int | None) -> None:
+    """Version 3 has them, and takes them as the model has them, in bfloat16."""
+    sinks = torch.randn(HEADS).bfloat16()
+    batch, calls = forward(FORWARDS["parts of prompts"], dtype=torch.bfloat16), list[dict[str, Any]]()
+    options: dict[str, Any] = {"sinks": sinks, "sliding_window": window}
+    found = batch.by(layer(calls, version=3, **options))
+    plain = TreeAttentionImpl(HEADS, DIM, 0.2, KV_HEADS, **options)
+    plain.process_weights_after_loading(torch.bfloat16)
+    torch.testing.assert_close(found, batch.by(plain), rtol=2e-2, atol=2e-2)
+    (call,) = calls
+    assert torch.equal(call["s_aux"], sinks) and call["s_aux"].dtype == torch.bfloat16
+    without = batch.by(layer([], version=3, sliding_window=window))
+    assert (without - found).abs().max() > 0.1
+
+
+def versions(monkeypatch: pytest.MonkeyPatch, version: int | None) -> list[dict[str, Any]]:
+    """vLLM takes this version of FlashAttention; the layers that it was asked about."""
+    asked: list[dict[str, Any]] = []
+    monkeypatch.setattr(fa_utils, "get_flash_attn_version", lambda **layer: (asked.append(layer), version)[1])
+    return asked
+
+
+@pytest.mark.parametrize("sinks", [False, True])
+@pytest.mark.parametrize("version", [None, 2, 3, 4])
+def test_every_gpu_has_a_kernel(version: int | None, sinks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The version that vLLM takes, also of a Blackwell GPU; the Triton kernel where it takes none, or has no sinks."""
+    asked = versions(monkeypatch, version)
+    kernel = FlashPromptsImpl.find_kernel(64, False, False, sinks)
+    assert kernel is not None and asked == [{"head_size": 64, "has_sinks": sinks, "requires_softcap": False}]
+    assert kernel.chunks == (version is None or (sinks and version == 2))  # it is the Triton kernel
+    batch = forward(FORWARDS["one prompt"], dtype=torch.bfloat16)
+    query, cache = batch.query, cache_rows(batch.cache)
+    options = {"window": -1, "chunk": 0, "sinks": torch.zeros(HEADS) if sinks else None}
+    assert kernel.takes(query, cache, PAGE, options)
+    assert kernel.takes(query.half(), cache, PAGE, options) == (not sinks or kernel.chunks)
+
+
+def test_a_layer_tells_whether_it_has_sinks(monkeypatch: pytest.MonkeyPatch) -> None:
+    versions(monkeypatch, 2)
+    kernels = [FlashPromptsImpl(HEADS, DIM, 0.2, KV_HEADS, sinks=sinks).kernel for sinks in (None, torch.ones(HEADS))]
+    assert [kernel is not None and kernel.chunks for kernel in kernels] == [False, True]
 
 
 def test_prompts_over_8_bit_caches_have_the_triton_kernel() -> None:
@@ -142,7 +184,7 @@ def test_nothing_is_read_by_the_host(library: FakeLibrary, with_tree: bool) -> N
     metadata = TreeMetadata(Rows(extend, tree, query, lens), table, torch.zeros(n, dtype=torch.int64, device=CUDA))
     q, k = (torch.zeros(n, heads, DIM, dtype=torch.bfloat16, device=CUDA) for heads in (HEADS, KV_HEADS))
     made = layer([])
-    made.kernel = flash_kernel(flash)
+    made.kernel = flash_kernel(flash, sinks=False)
     made._rows_of = cache_rows  # type: ignore[method-assign]  # fake tensors have no address
     library.launched.clear()
     assert all_on_cuda(made.forward(None, q, k, k, cache, metadata, torch.zeros_like(q)))

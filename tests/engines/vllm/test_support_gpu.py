@@ -110,6 +110,19 @@ def test_what_a_gpu_does_not_serve(change: Any, named: str, gpu_config: Any) -> 
     assert reason.startswith(named)
 
 
+def test_linear_layers_with_prefix_caching_are_left_to_vllm(gpu_config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own drafts have both on a GPU; a CPU's server would run without prefix caching."""
+    config = gpu_config()
+    monkeypatch.setattr(type(config.model_config), "is_hybrid", True)
+    monkeypatch.setattr(unsupported, "GATED_DELTA_NETS", ("LlamaForCausalLM",))
+    assert config.cache_config.enable_prefix_caching
+    (reason,) = unsupported.unsupported_reasons(config)
+    assert reason.startswith("target LlamaForCausalLM with prefix caching: ")
+    assert reason.endswith("; --no-enable-prefix-caching is served")
+    config.cache_config.enable_prefix_caching = False
+    assert unsupported.unsupported_reasons(config) == []
+
+
 @pytest.mark.parametrize("change", ["compilation", "graphs"])
 def test_the_record_of_a_round_is_of_one_way_to_run_it(
     change: str, gpu_config: Any, monkeypatch: pytest.MonkeyPatch

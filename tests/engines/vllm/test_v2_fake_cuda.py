@@ -15,6 +15,7 @@ from vllm.v1.worker.gpu.sample.logit_bias import LogitBiasState
 from vllm.v1.worker.gpu.sample.penalties import PenaltiesState
 from vllm_fake_cuda import BATCHES, HIDDEN, NAMES, SHAPE, VOCABULARY, B, Head, caches, table
 
+from eagle_plugin.core.verify import Accepted
 from eagle_plugin.policy.chooser import ShapeChooser
 from eagle_plugin.runtime.ranks import RankAgreement
 from eagle_plugin.runtime.round import Drafts
@@ -26,6 +27,7 @@ from eagle_plugin.vllm.deferred_extend import DeferredTokens
 from eagle_plugin.vllm.request_fields import AskedSources
 from eagle_plugin.vllm.shapes import RoundShapes
 from eagle_plugin.vllm.v2_runner import V2TreeModelRunner
+from eagle_plugin.vllm.v2_speculator import TreeSpeculator
 from eagle_plugin.vllm.verifier import TreeVerifier
 
 
@@ -162,3 +164,65 @@ def test_a_step(
     drafted = made.draft(batch, tokens, features)
     assert all_on_cuda(drafted) and drafted.shape == (B, SHAPE.width - 1)
     assert all_on_cuda(*made._store.take(NAMES).tree)
+
+
+@pytest.mark.parametrize("why", ["a long request", "no drafts wanted"])
+@pytest.mark.parametrize("name", BATCHES)
+def test_a_step_without_drafts_is_read_too(
+    library: FakeLibrary, name: str, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of every request, so that the head misses no token when it drafts again; with positions that it has."""
+    counts, lens = BATCHES[name]
+    root_drafts.cache_clear()
+    batch, made = input_batch(counts, lens), runner(sampler(True, False), library)
+    n, read = sum(lens), list[tuple[int, int]]()
+    monkeypatch.setattr(GPUModelRunner, "prepare_attn", lambda *_: ((), torch.zeros(1, n, device=CUDA)))
+    made.prepare_attn(batch)
+    state = made._state
+    state.layers = {"layer": TreeMetadata(state.batch.rows(), table(), torch.zeros(n, dtype=torch.int64, device=CUDA))}
+    tokens = torch.zeros(B, dtype=torch.int64, device=CUDA)
+    e = SHAPE.max_accept_length
+    paths = torch.zeros(B, e if any(counts) else 1, dtype=torch.int32, device=CUDA)
+    state.accepted = Accepted(paths, torch.ones(B, dtype=torch.int32, device=CUDA), paths.long())
+    state.draws = made._draws_of(batch)
+    is_long = why == "a long request"
+    if is_long:
+        made._longest = 9 + max(lens) + SHAPE.width - 2
+    clamped = list[int]()
+    clamp = torch.Tensor.clamp
+
+    def noted(tensor: Tensor, *bounds: Any, **named: Any) -> Tensor:
+        if named.get("max") == made._longest - 1:
+            clamped.append(len(tensor))
+        return clamp(tensor, *bounds, **named)
+
+    monkeypatch.setattr(torch.Tensor, "clamp", noted)
+    monkeypatch.setattr(made.drafter, "read_deferred", lambda rows: read.append((len(rows.tokens), len(rows.lens))))
+    features = [torch.zeros(n, HIDDEN, device=CUDA)] * 3
+    drafted = made.draft(batch, tokens, features, plainly=not is_long)
+    assert all_on_cuda(drafted) and made._store.take(NAMES) is None
+    rows = sum(e if count else length for count, length in zip(counts, lens, strict=True))
+    if is_long or any(counts):
+        assert read == [(rows, B)] and clamped == [rows] * is_long
+    else:
+        assert not read and made._deferred.rows_of_requests == rows  # until it drafts again
+    made._longest = 1000
+    assert made.draft(batch, tokens, features).shape == (B, SHAPE.width - 1) and made._store.take(NAMES) is not None
+
+
+@pytest.mark.parametrize(("wanted", "plainly"), [(None, False), (SHAPE.width - 1, False), (0, True)])
+def test_the_engine_may_want_no_drafts(wanted: int | None, plainly: bool, library: FakeLibrary) -> None:
+    """vLLM 0.33 asks for none where no request of the step can use them; the head reads it as a plain one."""
+    asked, made = list[bool](), TreeSpeculator.__new__(TreeSpeculator)
+    ids = torch.zeros(B, dtype=torch.int64, device=CUDA)
+
+    def draft(batch: Any, next_tokens: Tensor, parts: list[Tensor], plainly: bool) -> Tensor:
+        asked.append(plainly)
+        return ids[:, None][:, :0]
+
+    served = SimpleNamespace(draft=draft, keep_states=lambda *_: None)
+    vars(made).update(_runner=served, draft_tokens=torch.ones(B, 3, dtype=torch.int64, device=CUDA))
+    states, batch = torch.zeros(B, HIDDEN, device=CUDA), SimpleNamespace(idx_mapping=ids)
+    given = (states, None, ids, ids, ids[:, None], ids[None], ids, ids)
+    found = TreeSpeculator.propose(made, batch, None, None, *given, num_speculative_tokens=wanted)
+    assert asked == [plainly] and found.shape == (B, 3)

@@ -9,9 +9,10 @@ import json
 from pathlib import Path
 
 import pytest
+from head_edits import config
 from prometheus_client import REGISTRY
 from tiny_checkpoints import read_config
-from vllm_engines import engine, generate, random_shapes, rounds, runner
+from vllm_engines import AlwaysPlain, chosen_by, engine, generate, random_shapes, rounds, runner
 from vllm_greedy import make_prompts, write_heads, write_target
 
 from eagle_plugin.runtime import cost_files
@@ -63,3 +64,25 @@ def test_text_equals_plain_decoding(tmp_path: Path, window: int, monkeypatch: py
             assert generate(llm, PROMPTS, max_tokens=40) == plain
         count, tokens = rounds(llm, before)
         assert tokens / count > 1.3
+
+
+def test_a_head_with_the_targets_window(tmp_path: Path) -> None:
+    """vLLM gives blocks before the window to other requests while this one runs, so nothing is read into them later:
+    neither the first parts of long prompts, nor what was decoded plainly."""
+    target = write_target(tmp_path)
+    head = write_heads(tmp_path, target)["reduced"]
+    config(sliding_window=40, layer_types=["sliding_attention"])(head)
+    mistral = {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 40}
+    (target / "config.json").write_text(json.dumps(read_config(target) | mistral))
+    prompts = [(prompt * 4)[:150] for prompt in make_prompts(8)]
+    few = {"max_num_batched_tokens": 64, "num_gpu_blocks_override": 24}
+    with engine(target, **few) as llm:
+        plain = generate(llm, prompts, max_tokens=60)
+    with engine(target, head, depth=3, topk=3, **few) as llm:
+        served = runner(llm)
+        (group,) = served.kv_cache_config.kv_cache_groups  # with the layers of both models
+        assert group.kv_cache_spec.block_size < 40 and not served._can_defer
+        assert generate(llm, prompts, max_tokens=60) == plain
+        with chosen_by(llm, AlwaysPlain(served._caps, None)):
+            assert generate(llm, prompts, max_tokens=60) == plain
+        assert not len(served._deferred)
