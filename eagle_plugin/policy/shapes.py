@@ -1,7 +1,7 @@
 """Lists the shapes that rounds may get: the defaults, and those within caps that a policy chooses from.
 
-The defaults of CPUs are those that gave the most tokens per second on two cores (docs/performance.md). On a GPU, where a
-level costs less than the tokens that it yields, they are deeper: by the simulated rates of benchmarks/simulate.py.
+The defaults of CPUs are those that gave the most tokens per second on two cores (docs/performance.md). On GPUs a level
+costs less than the tokens that it yields: there they are deeper, by the simulated rates of benchmarks/simulate.py.
 """
 
 from __future__ import annotations
