@@ -32,7 +32,7 @@ def trial(library: FakeLibrary, monkeypatch: pytest.MonkeyPatch) -> Trial:
     addresses = lambda caches: tuple(torch.zeros(len(caches), dtype=torch.int64, device=CUDA) for _ in range(2))  # noqa: E731
     for module in (cache_kernels, toy_round):
         monkeypatch.setattr(module, "places_of", addresses)
-    return Trial(MODEL, Sizes(batch=3, prefix=40, table=128, vocabulary=600, replays=1), CUDA, 1)
+    return Trial(MODEL, Sizes(3, 40, 128, narrow=(20, 60), walked=(1, 3), vocabulary=600, replays=1), CUDA, 1)
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.name)

@@ -9,6 +9,7 @@ import threading
 import time
 from pathlib import Path
 
+import httpx
 import pytest
 from accident_kinds import full_disk
 from rich.console import Console
@@ -194,6 +195,21 @@ def test_a_dead_endpoint_is_named_and_the_others_do_its_work(tmp_path, out, caps
     assert f"left out: {dying.url}" in " ".join(capsys.readouterr().err.split())
     with pytest.raises(DataError, match="run the same command again"):
         run(prompts, tmp_path / "other.jsonl", dying)
+
+
+def test_a_connection_that_ends_at_once_is_tried_again(tmp_path, out, monkeypatch):
+    """anyio asks its socket for the name of the peer, and there is no socket any more."""
+    connect, count = httpx.AsyncHTTPTransport.handle_async_request, iter(range(3))
+
+    async def ended(self, request):
+        if request.method == "POST" and next(count, None) is not None:
+            raise AttributeError("'NoneType' object has no attribute 'getpeername'")
+        return await connect(self, request)
+
+    monkeypatch.setattr(httpx.AsyncHTTPTransport, "handle_async_request", ended)
+    with TokenEndpoint() as server:
+        rows, stats, _ = run(write(tmp_path / "p", *[chat(n) for n in range(3)]), out, server)
+    assert len(rows) == 3 and stats.postponed == 0
 
 
 def test_rows_have_the_sources_of_their_prompts(tmp_path, out):

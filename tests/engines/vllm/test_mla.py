@@ -32,6 +32,12 @@ PROMPTS = make_prompts(12)
 TREES: dict[str, Any] = {"depth": 3, "topk": 8, "nodes": 32}
 
 
+@pytest.fixture(autouse=True)
+def _without_amx(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else there is one more reason on some machines: `test_amx`."""
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+
+
 class Models(NamedTuple):
     target: Path
     head: Path

@@ -188,7 +188,7 @@ def test_what_raises_beside_the_test_is_kept_too(
         steps = {name: partial(step, name) for name in ("capture_steps", "choose_by_costs")}
         config = SimpleNamespace(speculative_config=None)
         worker = SimpleNamespace(model_runner=SimpleNamespace(device=torch.device("cpu"), **steps), vllm_config=config)
-        TreeWorker.compile_or_warm_up_model(worker)  # type: ignore[arg-type]
+        TreeWorker.begin_rounds(worker)  # type: ignore[arg-type]
 
     monkeypatch.setattr(worker_module, "plugin_config", lambda config: SimpleNamespace(subject=subject))
     monkeypatch.setattr(worker_module, "check_rounds", lambda *arguments: None)

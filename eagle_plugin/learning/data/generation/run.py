@@ -193,7 +193,18 @@ async def open_endpoints(
 def make_client(settings: GenerationSettings) -> httpx.AsyncClient:
     """The client of all requests of a run."""
     timeout = httpx.Timeout(settings.timeout_s, connect=CONNECT_TIMEOUT_S)
-    return httpx.AsyncClient(timeout=timeout, limits=httpx.Limits(max_connections=None), trust_env=False)
+    transport = _Transport(limits=httpx.Limits(max_connections=None), trust_env=False)
+    return httpx.AsyncClient(timeout=timeout, transport=transport, trust_env=False)
+
+
+class _Transport(httpx.AsyncHTTPTransport):
+    """httpx's own, which also names a connection that its server ends as soon as it is made."""
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        try:
+            return await super().handle_async_request(request)
+        except AttributeError as error:  # anyio asks the socket that is gone already for the name of its peer
+            raise httpx.ConnectError("the server ended the connection at once", request=request) from error
 
 
 async def _open(endpoint: TargetEndpoint, console: Console) -> None:
