@@ -21,6 +21,7 @@ from torch.nn import functional as F
 from eagle_plugin.kernels import build, loader
 
 MAX_ROWS = 32  # with more, torch's products of pairs are as fast as ours (benchmarks/kernels.py)
+MAX_ROWS_AMX = 8  # with more, torch's tiles are faster
 ANY_ROWS = sys.maxsize
 _NO_BIAS = torch.empty(0, dtype=torch.bfloat16)
 
@@ -36,15 +37,16 @@ class Kernel(NamedTuple):
 def native_kernel() -> Kernel | None:
     """Our kernel for this CPU; None where the CPU or the library has none.
 
-    None with AMX, whose engines keep the weights in the order of the tiles, and with AVX-512 without products of
-    bfloat16 pairs, where ours was not measured against torch's.
+    None with AVX-512 without products of bfloat16 pairs, where ours was not measured against torch's. With AMX it is for
+    layers whose weights the engine has not brought into the order of the tiles.
     """
     flags = build.cpu_flags()
     runs_here = loader.function("has_bf16_linear")
-    if runs_here is None or "amx_tile" in flags:
+    if runs_here is None:
         return None
     if runs_here():
-        return Kernel(loader.function("bf16_linear"), MAX_ROWS)  # type: ignore[arg-type]
+        most = MAX_ROWS_AMX if "amx_tile" in flags else MAX_ROWS
+        return Kernel(loader.function("bf16_linear"), most)  # type: ignore[arg-type]
     if flags >= build.AVX2 and not flags >= build.AVX512:
         return Kernel(loader.function("bf16_linear_fma"), ANY_ROWS)  # type: ignore[arg-type]
     return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -47,16 +48,19 @@ def is_wanted() -> bool:
     return os.environ.get(SWITCH, "1") != "0"
 
 
-def use_bf16_kernel(model: nn.Module, methods: tuple[type, ...]) -> int:
+def use_bf16_kernel(
+    model: nn.Module, methods: tuple[type, ...], is_packed: Callable[[Any], bool] = lambda layer: False
+) -> int:
     """Let our kernel run the layers of a model whose linear method is one of these; returns how many.
 
     It is 0 where there is no kernel for this CPU, or with ``EAGLE_TARGET_LINEAR=0``. Layers whose weights the engine
-    keeps in another order are left out. The kernels of a CPU are looked for, and perhaps built, only where weights are.
+    keeps in another order are left out: by their dimensions, or because `is_packed` says so of the layer. The kernels of
+    a CPU are looked for, and perhaps built, only where weights are.
     """
     if not is_wanted():
         return 0
     layers: list[Any] = [layer for layer in model.modules() if type(getattr(layer, "quant_method", None)) in methods]
-    layers = [layer for layer in layers if _is_served(getattr(layer, "weight", None))]
+    layers = [layer for layer in layers if _is_served(getattr(layer, "weight", None)) and not is_packed(layer)]
     if not layers or bf16_linear.native_kernel() is None:
         return 0
     for layer in layers:

@@ -14,6 +14,7 @@ from sglang.srt.runtime_context import get_device, get_parallel, get_schedule, g
 from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
 from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+from sglang.srt.utils.common import use_intel_amx_backend
 
 from eagle_plugin.core.shape import PLAIN, Shape
 from eagle_plugin.core.tree import DraftTree
@@ -114,7 +115,7 @@ class TreeWorker(EAGLEWorkerV2):
         methods: tuple[type, ...] = (UnquantizedLinearMethod, UnquantizedEmbeddingMethod)
         if any(getattr(layer, "use_fp32_lm_head", False) for layer in runner.model.modules()):
             methods = methods[:1]  # the engine computes the output layer in float32, and only by its own method
-        use_bf16_kernel(runner.model, methods)
+        use_bf16_kernel(runner.model, methods, use_intel_amx_backend)
         self._sampler = runner.sampler = SeededSampler()
         table = pool.req_to_token
         # The seed of all ranks; those with other requests (--dp-size, --attn-dp-size) must not draw alike.

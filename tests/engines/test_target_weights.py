@@ -64,6 +64,8 @@ def test_only_bfloat16_layers_of_the_named_methods_change() -> None:
     assert isinstance(kinds[0].quant_method, Bf16Method) and kinds[0].quant_method.original is before[0]
     assert [layer.quant_method for layer in kinds[1:]] == before[1:]
     assert use_bf16_kernel(nn.Sequential(*kinds), (EngineMethod,)) == 0  # once is enough
+    packed = Layer(EngineMethod())  # as large as before, in another order
+    assert use_bf16_kernel(nn.Sequential(packed), (EngineMethod,), lambda layer: layer is packed) == 0
 
 
 def test_few_rows_go_to_the_kernel_and_the_rest_to_the_engine(kernel: list[int]) -> None:
