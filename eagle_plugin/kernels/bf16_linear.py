@@ -37,8 +37,8 @@ class Kernel(NamedTuple):
 def native_kernel() -> Kernel | None:
     """Our kernel for this CPU; None where the CPU or the library has none.
 
-    None with AVX-512 without products of bfloat16 pairs, where ours was not measured against torch's. With AMX it is for
-    layers whose weights the engine has not brought into the order of the tiles.
+    None with AVX-512 without products of bfloat16 pairs, where ours was not measured against torch's. With AMX it is
+    for layers whose weights the engine has not brought into the order of the tiles.
     """
     flags = build.cpu_flags()
     runs_here = loader.function("has_bf16_linear")

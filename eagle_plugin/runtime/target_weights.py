@@ -54,8 +54,8 @@ def use_bf16_kernel(
     """Let our kernel run the layers of a model whose linear method is one of these; returns how many.
 
     It is 0 where there is no kernel for this CPU, or with ``EAGLE_TARGET_LINEAR=0``. Layers whose weights the engine
-    keeps in another order are left out: by their dimensions, or because `is_packed` says so of the layer. The kernels of
-    a CPU are looked for, and perhaps built, only where weights are.
+    keeps in another order are left out: by their dimensions, or because `is_packed` says so of the layer. The kernels
+    of a CPU are looked for, and perhaps built, only where weights are.
     """
     if not is_wanted():
         return 0
