@@ -20,10 +20,10 @@ from eagle_plugin.kernels.loader import function, triton_module
 __all__ = ["extend_attention", "tree_attention"]
 
 NATIVE_DIMS = range(16, 577, 16)  # up to the latent rows of DeepSeek
+NATIVE_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 MOST_CHECKED = 256
 # Shapes and dtypes of calls without a native kernel that were right: every layer of a forward passes the same ones.
 _checked: set[tuple[Any, ...]] = set()
-NATIVE_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def tree_attention(
@@ -81,7 +81,18 @@ def tree_attention(
     given = (q, k_cache, v_cache, slot_table, rows, prefix_lens, ancestors, sinks, k_scale, v_scale, out)
     key = (tail, *(None if x is None else (x.shape, x.dtype) for x in given))
     if key not in _checked:
-        _check_trees(*given, tail)
+        _check(q, k_cache, v_cache, sinks, k_scale, v_scale, out)
+        b, R = check_all(("ancestors", ancestors, "int64 b R")).values()
+        check_all(
+            ("q", q, f"{name_of(q.dtype)} nodes * *"),
+            ("prefix_lens", prefix_lens, "int64 b"),
+            ("slot_table", slot_table, "int32 * *"),
+            ("rows", rows, "int64 b"),
+            nodes=b * R,
+            b=b,
+        )
+        if not 0 <= tail <= 64:
+            raise ValueError(f"tail is {tail}, wanted 0 to 64: ancestors are one 64-bit bitmask per node")
         if len(_checked) >= MOST_CHECKED:
             _checked.clear()
         _checked.add(key)
@@ -221,34 +232,6 @@ def _check(
     if kv_heads == 0 or heads % kv_heads:
         raise ValueError(f"q has {heads} heads over {kv_heads} key heads, wanted a multiple: check the head counts")
     check_all(("out", out, f"{dtype} N H Dv"), *([] if sinks is None else [("sinks", sinks, "float32 H")]), **sizes)
-
-
-def _check_trees(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    slot_table: Tensor,
-    rows: Tensor,
-    prefix_lens: Tensor,
-    ancestors: Tensor,
-    sinks: Tensor | None,
-    k_scale: Tensor | None,
-    v_scale: Tensor | None,
-    out: Tensor,
-    tail: int,
-) -> None:
-    _check(q, k_cache, v_cache, sinks, k_scale, v_scale, out)
-    b, R = check_all(("ancestors", ancestors, "int64 b R")).values()
-    check_all(
-        ("q", q, f"{name_of(q.dtype)} nodes * *"),
-        ("prefix_lens", prefix_lens, "int64 b"),
-        ("slot_table", slot_table, "int32 * *"),
-        ("rows", rows, "int64 b"),
-        nodes=b * R,
-        b=b,
-    )
-    if not 0 <= tail <= 64:
-        raise ValueError(f"tail is {tail}, wanted 0 to 64: ancestors are one 64-bit bitmask per node")
 
 
 def _check_chunk(chunk: int) -> None:

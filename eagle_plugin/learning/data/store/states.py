@@ -1,8 +1,8 @@
 """The two forms in which a feature store keeps hidden states: bfloat16, or float8 with a scale per token and layer.
 
-float8 (e4m3) has 3 bits of mantissa, so a value is rounded by at most 1/16 of itself, and those below 2^-15 of the
-largest of its token and layer become 0. One scale for several layers would lose more: the states of deep layers are
-many times larger than those of the first.
+float8 (e4m3) has 3 bits of mantissa, so a value is rounded by at most 1/16 of itself; one below 2^-14 of the largest of
+its token and layer by more, and below 2^-18 it can become 0. One scale for several layers would lose more: the states
+of deep layers are many times larger than those of the first.
 """
 
 from __future__ import annotations
