@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, Generic, TypeVar
 
 from torch import Tensor
 
 from eagle_plugin.core.shape import PLAIN, Shape
 from eagle_plugin.policy.path_sums import PathSums
+from eagle_plugin.runtime.graph_memory import GraphMemory
 from eagle_plugin.runtime.graphs import Buckets, CapturedFunctions
 from eagle_plugin.runtime.round_memory import RoundMemory
 
@@ -18,8 +19,6 @@ from eagle_plugin.runtime.round_memory import RoundMemory
 MAX_ROWS = 1024
 
 Memory = TypeVar("Memory", bound=RoundMemory)
-# Of the captures of one batch size: a context, which may drop the size from the buckets.
-Around = Callable[[Buckets, int], AbstractContextManager[Any]]
 
 # What a function of a round was captured for: its phase, the size of the padded batch, the shape of the trees (or their
 # width, where the rest does not matter), and whether all requests are greedy (None where it does not matter; of vLLM's
@@ -89,7 +88,7 @@ class CapturedRounds(Generic[Memory]):
         self,
         shapes: Sequence[Shape],
         sizes: Sequence[int],
-        around: Around,
+        graph_memory: GraphMemory,
         allocate: Callable[[int, int], Memory],
         capture: Callable[[int], None],
     ) -> None:
@@ -104,15 +103,22 @@ class CapturedRounds(Generic[Memory]):
         self._buckets = Buckets([])
         for size in list(buckets):
             rows = max(n * shape.width for n in buckets for shape in self.shapes_at(n))
-            with around(buckets, size):
+            with graph_memory.tried(buckets, size):
                 self._memory = allocate(size, rows)
             if size in buckets:
                 break
-        for size in list(buckets):
-            with around(buckets, size):
-                capture(size)
+        captured: list[int] = []
+        for size in coarse_first(list(buckets)):
             if size not in buckets:
+                continue
+            with graph_memory.tried(buckets, size):
+                capture(size)
+            if size in buckets:
+                captured.append(size)
+            else:
                 self._forget(size)  # its graphs hold memory
+            graph_memory.keep_rest_free(buckets, captured)
+        graph_memory.tell(captured)
         self._buckets = buckets
 
     def _forget(self, size: int) -> None:
@@ -138,3 +144,19 @@ class CapturedRounds(Generic[Memory]):
 def fits(shape: Shape, size: int) -> bool:
     """Whether rounds of this shape are captured for this batch size: those of up to `MAX_ROWS` rows, and plain ones."""
     return shape == PLAIN or size * shape.width <= MAX_ROWS
+
+
+def coarse_first(sizes: Sequence[int]) -> list[int]:
+    """The order of captures of these batch sizes, which descend: wherever memory ends, all batches have a size near.
+
+    First the largest and every one that is at most a quarter of the one before, then at most half, then the rest; each
+    time from above, because smaller graphs fit into the memory that larger ones have used.
+    """
+    order: dict[int, None] = {}
+    for ratio in (4, 2, 1):
+        last = math.inf
+        for size in sizes:
+            if size * ratio <= last or size == sizes[-1]:
+                order.setdefault(size)
+                last = size
+    return list(order)

@@ -10,11 +10,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
-import torch
-
 from eagle_plugin.runtime.captured_rounds import CapturedRounds
 from eagle_plugin.runtime.graph_emulator import NO_OPERATORS, EmulatedCapturer
-from eagle_plugin.runtime.graphs import Buckets, Capturer, CudaCapturer
+from eagle_plugin.runtime.graph_memory import free_bytes
+from eagle_plugin.runtime.graphs import Capturer, CudaCapturer
 
 
 def emulated() -> bool:
@@ -25,6 +24,20 @@ def emulated() -> bool:
 def powers_of_two(most: int) -> list[int]:
     """1, 2, 4 .. up to `most`: the batch sizes that are captured by the emulator."""
     return [2**i for i in range(most.bit_length())]
+
+
+def gpu_sizes(most: int) -> list[int]:
+    """The batch sizes that are captured on a GPU: the powers of two up to `most` and some between them, and `most`.
+
+    Up to 64 one between two powers, which pads a batch by at most a half and costs nothing where a round takes as long
+    as the reading of the weights; above three, which pad it by at most a quarter. Engines capture two to four times as
+    many; here each has several graphs for each shape of the trees.
+    """
+    sizes = {1, most}
+    for power in powers_of_two(most):
+        quarters = (6,) if power < 64 else (5, 6, 7)
+        sizes |= {power, *(power * quarter // 4 for quarter in quarters)}
+    return sorted(size for size in sizes if size <= most)
 
 
 @contextmanager
@@ -60,41 +73,9 @@ def _frozen_garbage() -> Iterator[None]:
 
 
 @contextmanager
-def left_out_without_memory(
-    buckets: Buckets,
-    size: int,
-    in_any_rank: Callable[[bool], bool],
-    logger: logging.Logger,
-    memory_flag: str,
-    batch_flag: str,
-) -> Iterator[None]:
-    """Around the captures of one batch size: out of memory on the GPU, this size runs without graphs.
-
-    The smaller ones are still tried. In all ranks or in none: what a graph sends to the other ranks goes over other
-    channels than without graphs. The flags are the engine's for the memory that it takes and for the largest batch.
-    """
-    out_of_memory = False
-    try:
-        yield
-    except torch.OutOfMemoryError:
-        out_of_memory = True
-    if in_any_rank(out_of_memory):
-        buckets.drop(size)
-        torch.cuda.empty_cache()
-        logger.warning(
-            "eagle-plugin: no memory is left for the CUDA graphs of %d requests: such batches are served without "
-            "graphs; give the server a smaller %s, or %s %d",
-            size,
-            memory_flag,
-            batch_flag,
-            size // 2,
-        )
-
-
-@contextmanager
 def _logged(rounds: CapturedRounds[Any], kind: str, logger: logging.Logger) -> Iterator[None]:
     """Around all captures: how many there were, of which batches, and what they took."""
-    begin, free = time.perf_counter(), _free_bytes(kind)
+    begin, free = time.perf_counter(), free_bytes(kind)
     yield
     logger.info(
         "eagle-plugin: %d %s for batches of up to %d requests took %.1f s and %.2f GiB of device memory",
@@ -102,9 +83,5 @@ def _logged(rounds: CapturedRounds[Any], kind: str, logger: logging.Logger) -> I
         "CUDA graphs" if kind == "cuda" else "emulated graphs",
         max(rounds.sizes(), default=0),
         time.perf_counter() - begin,
-        (free - _free_bytes(kind)) / 2**30,
+        (free - free_bytes(kind)) / 2**30,
     )
-
-
-def _free_bytes(kind: str) -> int:
-    return torch.cuda.mem_get_info()[0] if kind == "cuda" else 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 from sglang.srt.distributed.parallel_state import graph_capture
@@ -14,8 +13,8 @@ from sglang.srt.runtime_context import get_exec
 
 from eagle_plugin.core.shape import PLAIN, Shape
 from eagle_plugin.policy.shapes import captured_shapes
-from eagle_plugin.runtime.capturing import capturer_for, emulated, left_out_without_memory, powers_of_two
-from eagle_plugin.runtime.graphs import Buckets
+from eagle_plugin.runtime.capturing import capturer_for, emulated, gpu_sizes, powers_of_two
+from eagle_plugin.runtime.graph_memory import GraphMemory
 from eagle_plugin.sglang.decode_round import DecodeRound
 from eagle_plugin.sglang.deferred_extend import DeferredTokens
 from eagle_plugin.sglang.ranks import in_any_rank, rank_logger
@@ -52,19 +51,21 @@ def capture_rounds(
     else:
         return
     with capturer_for(decode_round, device, rank_logger(logger), graph_capture(), model_capture_mode()) as capturer:
-        decode_round.capture(capturer, caps, shapes, sizes, _around, with_sums)
+        decode_round.capture(capturer, caps, shapes, sizes, graph_memory(device), with_sums)
 
 
 def sizes_up_to(most: int, engines: Sequence[int]) -> list[int]:
-    """The batch sizes that the engine captures itself: those of its list up to `most` requests, and `most`.
+    """The batch sizes of the engine's list up to `most` requests, and `most`; of long lists those of `gpu_sizes`.
 
     As its own ``get_batch_sizes_to_capture``, but without what that makes of `most` for ranks that divide the rows of
     attention: our rounds are divided whatever their rows, and their static memory has `most` requests.
     """
-    return sorted({min(size, most) for size in engines})
+    sizes = sorted({min(size, most) for size in engines})
+    few = gpu_sizes(sizes[-1])
+    return sizes if len(sizes) <= len(few) else [size for size in sizes if size in few]
 
 
-def _around(buckets: Buckets, size: int) -> AbstractContextManager[None]:
-    """Around the captures of one size."""
+def graph_memory(device: str) -> GraphMemory:
+    """What the graphs of all ranks may take."""
     flags = "--mem-fraction-static", "--cuda-graph-max-bs-decode"
-    return left_out_without_memory(buckets, size, in_any_rank, rank_logger(logger), *flags)
+    return GraphMemory(device, in_any_rank, rank_logger(logger), *flags)

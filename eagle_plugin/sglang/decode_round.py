@@ -15,7 +15,8 @@ from eagle_plugin.core.verify import Accepted
 from eagle_plugin.kernels.accepted_path import read_path
 from eagle_plugin.policy.path_sums import PathSums
 from eagle_plugin.runtime.accept import without_spare_places
-from eagle_plugin.runtime.captured_rounds import Around, CapturedRounds, FunctionKey
+from eagle_plugin.runtime.captured_rounds import CapturedRounds, FunctionKey
+from eagle_plugin.runtime.graph_memory import GraphMemory
 from eagle_plugin.runtime.graphs import Capturer
 from eagle_plugin.runtime.round import Drafts
 from eagle_plugin.runtime.round_memory import OneRequest, RoundMemory
@@ -90,12 +91,11 @@ class DecodeRound(CapturedRounds[RoundMemory]):
         caps: Shape,
         shapes: Sequence[Shape],
         sizes: list[int],
-        around: Around,
+        graph_memory: GraphMemory,
         with_sums: bool = False,
     ) -> None:
         """Capture the rounds of these shapes within `caps` for these batch sizes, as far as one `fits` the other.
 
-        around(buckets, size) is the context of the captures of one size; it may drop the size from the buckets.
         with_sums: capture path sums too, which a policy over these shapes reads.
         """
 
@@ -107,7 +107,7 @@ class DecodeRound(CapturedRounds[RoundMemory]):
 
         if self._adapters is not None:
             self._adapters.use_static_memory(max(sizes), caps.width)
-        self._capture_sizes(shapes, sizes, around, allocate, partial(self._capture_size, capturer, with_sums))
+        self._capture_sizes(shapes, sizes, graph_memory, allocate, partial(self._capture_size, capturer, with_sums))
         if self._adapters is not None:
             self._adapters.forget()
 

@@ -15,7 +15,8 @@ from vllm.model_executor.layers.attention.attention import unified_attention_wit
 from eagle_plugin.core.shape import PLAIN, Shape
 from eagle_plugin.policy.shapes import captured_shapes
 from eagle_plugin.runtime import graph_emulator
-from eagle_plugin.runtime.capturing import capturer_for, emulated, left_out_without_memory, powers_of_two
+from eagle_plugin.runtime.capturing import capturer_for, emulated, gpu_sizes, powers_of_two
+from eagle_plugin.runtime.graph_memory import GraphMemory
 from eagle_plugin.vllm.attention import ExtendRows, Rows
 from eagle_plugin.vllm.decode_step import DecodeStep, side_by_side
 from eagle_plugin.vllm.dummy_batches import forward, layer_metadata, places_of, target_states
@@ -39,16 +40,10 @@ def captured_steps(runner: Any, logger: logging.Logger) -> DecodeStep | None:
     if reason := _unserved(runner, kind):
         logger.warning("eagle-plugin: decode steps run without graphs of their own: %s", reason)
         return None
-    sizes = (cuda_sizes if kind == "cuda" else powers_of_two)(runner.max_num_reqs)
+    sizes = (gpu_sizes if kind == "cuda" else powers_of_two)(runner.max_num_reqs)
     head_rows = runner.drafter.masked_rows_per_request(runner._caps)
     sizes = [size for size in sizes if size * head_rows <= runner.max_num_tokens]
-    around = partial(
-        left_out_without_memory,
-        in_any_rank=in_any_rank,
-        logger=logger,
-        memory_flag="--gpu-memory-utilization",
-        batch_flag="--max-num-seqs",
-    )
+    graph_memory = GraphMemory(kind, in_any_rank, logger, "--gpu-memory-utilization", "--max-num-seqs")
     # The operators find their layer and metadata in vLLM's context of one forward.
     attention = {
         torch.ops.vllm.unified_attention_with_output.default: unified_attention_with_output,
@@ -59,7 +54,7 @@ def captured_steps(runner: Any, logger: logging.Logger) -> DecodeStep | None:
     step = new_step(runner)
     step.narrows = runner._policy_mode == "auto"
     with capturer_for(step, kind, logger, graph_capture(runner.device), transparent=attention) as capturer:
-        step.capture(capturer, _shapes(runner), sizes, around, with_sums=runner._policy_mode == "auto")
+        step.capture(capturer, _shapes(runner), sizes, graph_memory, with_sums=runner._policy_mode == "auto")
     return step
 
 
@@ -81,11 +76,6 @@ def _unserved(runner: Any, kind: str) -> str:
     if kind != "cuda" and is_compiled(runner.vllm_config):
         return "the emulator sees nothing of compiled models, use --enforce-eager"
     return ""
-
-
-def cuda_sizes(most: int) -> list[int]:
-    """The batch sizes that are captured on a GPU, up to `most`."""
-    return sorted({*(size for size in (1, 2, 4, *range(8, most, 8)) if size < most), most})
 
 
 def new_step(runner: Any) -> DecodeStep:

@@ -19,7 +19,8 @@ from eagle_plugin.core.shape import PLAIN, Shape
 from eagle_plugin.core.verify import Accepted
 from eagle_plugin.kernels.sampling import SamplingParams
 from eagle_plugin.policy.path_sums import PathSums
-from eagle_plugin.runtime.captured_rounds import Around, FunctionKey, fits
+from eagle_plugin.runtime.captured_rounds import FunctionKey, fits
+from eagle_plugin.runtime.graph_memory import GraphMemory
 from eagle_plugin.runtime.graphs import Capturer
 from eagle_plugin.runtime.round import Drafts, HeadState
 from eagle_plugin.vllm.batch import RoundBatch
@@ -140,12 +141,16 @@ class DecodeStep(StepFunctions):
     # Captures.
 
     def capture(
-        self, capturer: Capturer, shapes: Sequence[Shape], sizes: list[int], around: Around, with_sums: bool = False
+        self,
+        capturer: Capturer,
+        shapes: Sequence[Shape],
+        sizes: list[int],
+        graph_memory: GraphMemory,
+        with_sums: bool = False,
     ) -> None:
         """Capture the functions of these shapes for these batch sizes, as far as one `fits` the other, in place of what
         was captured before.
 
-        around(buckets, size) is the context of the captures of one size; it may drop the size from the buckets.
         with_sums: capture path sums too, which a policy over `shapes` reads.
         """
         self._step_size, like = None, self._one_request()
@@ -158,7 +163,7 @@ class DecodeStep(StepFunctions):
             return memory
 
         with nullcontext() if self._forward is None else self._forward.ready():
-            self._capture_sizes(shapes, sizes, around, allocate, partial(self._capture_size, capturer, with_sums))
+            self._capture_sizes(shapes, sizes, graph_memory, allocate, partial(self._capture_size, capturer, with_sums))
 
     def _capture_size(self, capturer: Capturer, with_sums: bool, padded_b: int) -> None:
         """All functions of one batch size, those whose results are read late before the others (`CudaCapturer`)."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from functools import partial
 
 import pytest
 import torch
@@ -11,8 +10,10 @@ from torch import Tensor
 
 from eagle_plugin.core.shape import PLAIN, Shape
 from eagle_plugin.policy.shapes import captured_shapes
-from eagle_plugin.runtime.captured_rounds import CapturedRounds, FunctionKey
-from eagle_plugin.runtime.capturing import capturer_for, left_out_without_memory
+from eagle_plugin.runtime import graph_memory
+from eagle_plugin.runtime.captured_rounds import CapturedRounds, FunctionKey, coarse_first
+from eagle_plugin.runtime.capturing import capturer_for, gpu_sizes
+from eagle_plugin.runtime.graph_memory import GraphMemory
 from eagle_plugin.runtime.round import Drafts, HeadState, TopM
 from eagle_plugin.runtime.round_memory import OneRequest, RoundMemory
 
@@ -24,9 +25,6 @@ LIKE = OneRequest(
     drafts=Drafts.plain(torch.zeros(1, dtype=torch.int64), SHAPE.width),
 )
 LOGGER = logging.getLogger("test")
-AROUND = partial(
-    left_out_without_memory, in_any_rank=bool, logger=LOGGER, memory_flag="--memory", batch_flag="--most-requests"
-)
 
 
 class Doubled(CapturedRounds[RoundMemory]):
@@ -36,8 +34,9 @@ class Doubled(CapturedRounds[RoundMemory]):
         """fits: requests that the memory has room for; graphs_fit: those that the graphs have room for beside it."""
         super().__init__()
         self._fits, self._graphs_fit = fits, graphs_fit
+        memory = GraphMemory("cpu", bool, LOGGER, "--memory", "--most-requests")
         with capturer_for(self, "cpu", LOGGER) as self.capturer:
-            self._capture_sizes([SHAPE], [1, 2, 4, 8], AROUND, self._allocate, self._capture_size)
+            self._capture_sizes([SHAPE], [1, 2, 4, 8], memory, self._allocate, self._capture_size)
 
     def _allocate(self, most: int, rows: int) -> RoundMemory:
         if most > self._fits:
@@ -108,7 +107,7 @@ class Tabled(CapturedRounds[RoundMemory]):
         super().__init__()
         self.allocated: list[tuple[int, int]] = []  # requests and rows
         self._fits = fits
-        self._capture_sizes(captured_shapes(caps), sizes, AROUND, self._allocate, lambda size: None)
+        self._capture_sizes(captured_shapes(caps), sizes, GraphMemory(), self._allocate, lambda size: None)
 
     def _allocate(self, most: int, rows: int) -> RoundMemory:
         self.allocated.append((most, rows))
@@ -173,5 +172,40 @@ def test_memory_of_fewer_rows_than_the_caps_have() -> None:
 def test_the_fix_that_the_log_names(caplog: pytest.LogCaptureFixture) -> None:
     Doubled(graphs_fit=4)
     (record,) = [record for record in caplog.records if record.levelno == logging.WARNING]
-    assert "graphs of 8 requests" in record.getMessage()
+    assert "no memory for the CUDA graphs of batches of 8 requests; those of more than 4 are" in record.getMessage()
     assert "a smaller --memory, or --most-requests 4" in record.getMessage()
+
+
+@pytest.mark.parametrize(
+    ("free", "sizes", "told"),
+    [
+        (0, [8, 4, 2, 1], ""),  # bytes per captured size, of 100
+        (10, [8, 4, 2, 1], ""),
+        (17, [8, 2, 1], "batches of 4 requests; they are padded to the next size"),
+        (26, [8, 2], "batches of 1, 4 requests; they are padded to the next size"),
+        (60, [8], "batches of 1, 2, 4 requests; they are padded to the next size"),
+    ],
+)
+def test_graphs_take_half_of_what_is_free(
+    free: int, sizes: list[int], told: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What they leave is for the prompts of requests; a batch has a captured size near it wherever they end."""
+    taken = [0]
+    monkeypatch.setattr(graph_memory, "free_bytes", lambda kind: 100 - taken[0])
+
+    class Measured(Doubled):
+        def _capture_size(self, padded_b: int) -> None:
+            super()._capture_size(padded_b)
+            taken[0] += free
+
+    assert Measured().sizes() == sizes
+    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(warnings) == bool(told) and all(told in warning for warning in warnings)
+
+
+def test_sizes_on_a_gpu() -> None:
+    assert gpu_sizes(1) == [1] and gpu_sizes(6) == [1, 2, 3, 4, 6] and gpu_sizes(20) == [1, 2, 3, 4, 6, 8, 12, 16, 20]
+    sizes = gpu_sizes(256)
+    assert sizes == [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256]
+    assert coarse_first(sizes[::-1])[:11] == [256, 64, 16, 4, 1, 128, 32, 8, 2, 224, 192]
+    assert sorted(coarse_first(sizes[::-1])) == sizes

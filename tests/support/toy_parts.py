@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ from toy_engine import COLUMNS, DRAFT_V, ROWS, SHAPE, Drafter, V, Verifier
 
 from eagle_plugin.core.shape import PLAIN, Shape
 from eagle_plugin.runtime.graph_emulator import EmulatedCapturer
+from eagle_plugin.runtime.graph_memory import GraphMemory
 from eagle_plugin.runtime.rng import KeyTable
 from eagle_plugin.sglang.batch import BatchReader
 from eagle_plugin.sglang.decode_round import DecodeRound
@@ -60,7 +60,7 @@ def parts(
     reader = BatchReader(SHAPE.reach, 8, table, keys)
     decode_round = DecodeRound(drafter, verifier, reader)
     if sizes:
-        decode_round.capture(EmulatedCapturer(), SHAPE, shapes, list(sizes), lambda *_: contextlib.nullcontext())
+        decode_round.capture(EmulatedCapturer(), SHAPE, shapes, list(sizes), GraphMemory())
     # The slots of both models are those of the table.
     caches = [(x, Pool(None)) for model in (verifier.model, drafter.model) for x in (model.keys, model.values)]
     if pools:

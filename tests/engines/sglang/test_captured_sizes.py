@@ -15,7 +15,9 @@ import toy_engine
 from toy_engine import DRAFT_V, Drafter, H, Verifier
 
 from eagle_plugin.core.shape import PLAIN, Shape
+from eagle_plugin.runtime.capturing import gpu_sizes
 from eagle_plugin.runtime.graph_emulator import EmulatedCapturer, recording_launches
+from eagle_plugin.runtime.graph_memory import GraphMemory
 from eagle_plugin.runtime.rng import KeyTable
 from eagle_plugin.runtime.round import HeadState, TopM
 from eagle_plugin.sglang import capture
@@ -35,6 +37,12 @@ from eagle_plugin.sglang.drafter import DraftState
 )
 def test_sizes_are_those_of_the_engine(most: int, sizes: list[int]) -> None:
     assert capture.sizes_up_to(most, [1, 2, 4, 8, 96, 104]) == sizes
+
+
+def test_of_the_many_sizes_of_the_engine_some_are_captured() -> None:
+    engines = [*range(1, 9), *range(10, 33, 2), *range(40, 65, 4), *range(72, 257, 8)]  # its default for speculation
+    assert capture.sizes_up_to(512, engines) == gpu_sizes(256)
+    assert capture.sizes_up_to(200, engines) == gpu_sizes(200)
 
 
 @pytest.mark.parametrize("width", [16, 64])
@@ -61,7 +69,7 @@ def test_forty_requests_of_a_server_for_trees_of_64_nodes(monkeypatch: pytest.Mo
     decode_round = DecodeRound(Drafter(), Verifier(), BatchReader(caps.reach, 48, table, KeyTable(rows, "cpu", seed=1)))
     shapes = [PLAIN, Shape(2, 2, 4), caps]
     with recording_launches():
-        decode_round.capture(EmulatedCapturer(), caps, shapes, [16, 48], lambda *_: contextlib.nullcontext())
+        decode_round.capture(EmulatedCapturer(), caps, shapes, [16, 48], GraphMemory())
     ones = torch.ones(b)
     info = SimpleNamespace(
         temperatures=ones[:, None], top_ks=ones.int(), top_ps=ones, min_ps=torch.zeros(b), is_all_greedy=True

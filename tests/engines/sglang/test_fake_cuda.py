@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,6 +29,7 @@ from sglang_fake_cuda import (
 from eagle_plugin.core.shape import PLAIN, Shape
 from eagle_plugin.core.verify import Accepted
 from eagle_plugin.policy.shapes import captured_shapes
+from eagle_plugin.runtime.graph_memory import GraphMemory
 from eagle_plugin.runtime.lookups import Lookups
 from eagle_plugin.runtime.ranks import RankAgreement
 from eagle_plugin.runtime.rng import KeyTable
@@ -74,7 +74,7 @@ def test_rotary_positions_of_three_axes(library: FakeLibrary) -> None:
 def test_a_round(library: FakeLibrary, any_round: DecodeRound, shape: Shape, greedy: bool, captured: bool) -> None:
     decode_round = any_round
     if captured:
-        decode_round.capture(Capturer(), SHAPE, [PLAIN, SHAPE], [2, 4], lambda *_: contextlib.nullcontext())
+        decode_round.capture(Capturer(), SHAPE, [PLAIN, SHAPE], [2, 4], GraphMemory())
     schedule = schedule_batch()
     schedule.sampling_info.is_all_greedy = greedy
     padded_b = decode_round.padded_b(B, shape)
@@ -104,8 +104,7 @@ def test_a_round_of_a_block_drafter(library: FakeLibrary, shape: Shape, captured
     table, keys = torch.zeros(8, 64, dtype=torch.int32, device=CUDA), KeyTable(8, CUDA, seed=1)
     decode_round = DecodeRound(drafter, Verifier(), BatchReader(SHAPE.reach, 8, table, keys, least=BLOCK))
     if captured:
-        around = lambda *_: contextlib.nullcontext()  # noqa: E731
-        decode_round.capture(Capturer(), SHAPE, [PLAIN, Shape(1, 1, 2), SHAPE], [2, 4], around)
+        decode_round.capture(Capturer(), SHAPE, [PLAIN, Shape(1, 1, 2), SHAPE], [2, 4], GraphMemory())
     library.launched.clear()
     begun = DraftState(empty_state(B, torch.device(CUDA)), torch.zeros(B, dtype=torch.int64, device=CUDA))
     batch = decode_round._reader.read(shape, schedule_batch(), decode_round.padded_b(B, shape))
@@ -126,8 +125,7 @@ def test_branches_are_looked_up(library: FakeLibrary, any_round: DecodeRound, ca
     decode_round, shapes = any_round, captured_shapes(SHAPE)
     lookups = decode_round._drafter.lookups = Lookups(8, SHAPE, 64, VOCABULARY, CUDA)
     if captured:
-        around = lambda *_: contextlib.nullcontext()  # noqa: E731
-        decode_round.capture(Capturer(), SHAPE, shapes, [2, 4], around, with_sums=True)
+        decode_round.capture(Capturer(), SHAPE, shapes, [2, 4], GraphMemory(), with_sums=True)
     schedule = schedule_batch()
     library.launched.clear()
     rows = schedule.req_pool_indices
@@ -157,7 +155,7 @@ def test_branches_are_looked_up(library: FakeLibrary, any_round: DecodeRound, ca
 def test_path_sums(library: FakeLibrary, any_round: DecodeRound, greedy: bool) -> None:
     """What is captured of them stays on the device; their constants are there before the first request."""
     shapes = captured_shapes(SHAPE)
-    any_round.capture(Capturer(), SHAPE, shapes, [2, 4], lambda *_: contextlib.nullcontext(), with_sums=True)
+    any_round.capture(Capturer(), SHAPE, shapes, [2, 4], GraphMemory(), with_sums=True)
     schedule = schedule_batch()
     schedule.sampling_info.is_all_greedy = greedy
     batch = any_round._reader.read(SHAPE, schedule, any_round.padded_b(B, SHAPE))

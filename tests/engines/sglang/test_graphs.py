@@ -6,7 +6,6 @@ planted and must be found.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 from functools import partial
 from types import SimpleNamespace
@@ -32,6 +31,7 @@ from eagle_plugin.policy.served_rounds import ServedRound
 from eagle_plugin.policy.shapes import captured_shapes
 from eagle_plugin.runtime import captured_rounds
 from eagle_plugin.runtime.graph_emulator import CaptureError, EmulatedCapturer, recording_launches
+from eagle_plugin.runtime.graph_memory import GraphMemory
 from eagle_plugin.runtime.rng import KeyTable
 from eagle_plugin.runtime.round import Drafts, HeadState, TopM
 from eagle_plugin.sglang import decode_round
@@ -134,7 +134,7 @@ class Case:
 
 
 def capture(case: Case, sizes: list[int] = SIZES) -> Case:
-    case.round.capture(EmulatedCapturer(), SHAPE, SHAPES, sizes, lambda *_: contextlib.nullcontext())
+    case.round.capture(EmulatedCapturer(), SHAPE, SHAPES, sizes, GraphMemory())
     return case
 
 
@@ -182,7 +182,7 @@ class Sums:
 
     def __init__(self) -> None:
         self.case, self.chooser = Case(), ShapeChooser(SHAPE, Policy(SHAPE, CostModel(device(64)), SHAPES))
-        self.case.round.capture(EmulatedCapturer(), SHAPE, SHAPES, SIZES, lambda *_: contextlib.nullcontext(), True)
+        self.case.round.capture(EmulatedCapturer(), SHAPE, SHAPES, SIZES, GraphMemory(), True)
         self.wanted: list[Tensor] = []
 
     def served(self, seeds: range) -> list[ServedRound]:

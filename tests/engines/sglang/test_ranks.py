@@ -28,7 +28,7 @@ def test_a_size_without_memory_in_one_rank_is_captured_in_none(
     monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
     monkeypatch.setattr(runtime_context, "get_parallel", lambda: SimpleNamespace(tp_group=group))
     sizes = Buckets([1, 2])
-    with capture._around(sizes, 2):
+    with capture.graph_memory("cpu").tried(sizes, 2):
         if flags[0]:
             raise torch.OutOfMemoryError
     assert gathered == [flags[0]]

@@ -37,13 +37,6 @@ def not_emulated(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("most", "sizes"), [(1, [1]), (2, [1, 2]), (6, [1, 2, 4, 6]), (8, [1, 2, 4, 8]), (20, [1, 2, 4, 8, 16, 20])]
-)
-def test_sizes_on_a_gpu(most: int, sizes: list[int]) -> None:
-    assert capture.cuda_sizes(most) == sizes
-
-
-@pytest.mark.parametrize(
     "runner",
     [runner_of("cuda", eager=True), runner_of("cuda", mode=CUDAGraphMode.NONE), runner_of("cpu", eager=True)],
     ids=["--enforce-eager", "cudagraph_mode NONE", "a CPU"],

@@ -6,7 +6,6 @@ that batches are padded to a captured size and trees wait for a later step. Faul
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -27,6 +26,7 @@ from eagle_plugin.policy.served_rounds import ServedRound
 from eagle_plugin.policy.shapes import captured_shapes
 from eagle_plugin.runtime import captured_rounds
 from eagle_plugin.runtime.graph_emulator import CaptureError, EmulatedCapturer, recording_launches
+from eagle_plugin.runtime.graph_memory import GraphMemory
 from eagle_plugin.runtime.parallel_levels import HeadLevels, MaskRow
 from eagle_plugin.runtime.round import Drafts, HeadState, TopM
 from eagle_plugin.vllm.batch import DraftStore, RoundBatch
@@ -69,7 +69,7 @@ class Case:
         made = self.captured.runner._step
         assert made is not None
         self.graphs = made
-        made.capture(EmulatedCapturer(), [PLAIN, *shapes], sizes, lambda *_: contextlib.nullcontext())
+        made.capture(EmulatedCapturer(), [PLAIN, *shapes], sizes, GraphMemory())
         self.drawn = [*shapes, *others]
         self.lengths: list[int] = []  # that were accepted
 
@@ -184,7 +184,7 @@ class Misplaced(Parallel):
 
 def test_captured_path_sums_are_those_of_eager_ones() -> None:
     case, found = Case(), []
-    case.graphs.capture(EmulatedCapturer(), SHAPES, SIZES, lambda *_: contextlib.nullcontext(), with_sums=True)
+    case.graphs.capture(EmulatedCapturer(), SHAPES, SIZES, GraphMemory(), with_sums=True)
     for one in (case.captured, case.eager):
         policy = Policy(SHAPE, CostModel(device(64)), case.graphs.shapes)
         chooser, sums = ShapeChooser(SHAPE, policy, buffers=buffers_of(policy, REQUESTS, "cpu")), list[Tensor]()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,6 +27,7 @@ from vllm_fake_cuda import (
 
 from eagle_plugin.core.verify import Accepted
 from eagle_plugin.policy.shapes import captured_shapes
+from eagle_plugin.runtime.graph_memory import GraphMemory
 from eagle_plugin.runtime.lookups import Lookups
 from eagle_plugin.runtime.parallel_levels import HeadLevels, MaskRow
 from eagle_plugin.runtime.ranks import RankAgreement
@@ -81,7 +81,7 @@ def test_captured_functions(library: FakeLibrary, greedy: bool, levels: str) -> 
     step = DecodeStep(head, groups, SHAPE, target, linear, 100, {"layer": 0}, ranks, forward)
     # As a graph that runs nothing: what the function of the capture returned.
     capturer: Any = SimpleNamespace(capture=lambda function: (SimpleNamespace(replay=lambda: None), function()))
-    step.capture(capturer, captured_shapes(SHAPE), [4], lambda *_: contextlib.nullcontext())
+    step.capture(capturer, captured_shapes(SHAPE), [4], GraphMemory())
     params, keys = sampling_params(metadata(greedy), None, B, VOCABULARY, CUDA), None if greedy else zeros
     shapes = captured_shapes(SHAPE)[1:]
     for verified, drafted in zip(shapes, reversed(shapes), strict=True):
@@ -131,7 +131,7 @@ def test_captured_linear_layers(library: FakeLibrary, monkeypatch: pytest.Monkey
     step = DecodeStep(head, groups, SHAPE, target, linear, 100, {"layer": 0}, ranks, of_target)
     capturer: Any = SimpleNamespace(capture=lambda function: (SimpleNamespace(replay=lambda: None), function()))
     library.launched.clear()
-    step.capture(capturer, [SHAPE], [4], lambda *_: contextlib.nullcontext())
+    step.capture(capturer, [SHAPE], [4], GraphMemory())
     # Verify, and two walks: of greedy requests and others.
     assert library.launched.count("attend_trees (Triton)") == 3
     assert library.launched.count("commit_trees (Triton)") == 6

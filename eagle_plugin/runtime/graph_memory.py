@@ -1,0 +1,79 @@
+"""The GPU memory that captured rounds may take: which batch sizes have graphs, and what the log says of the others."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+
+import torch
+
+from eagle_plugin.runtime.graphs import Buckets
+
+LOGGER = logging.getLogger("eagle_plugin")
+
+
+class GraphMemory:
+    """What is free when the captures begin; the graphs get half of it, because long prompts need memory later.
+
+    A size has graphs in all ranks or in none: what a graph sends to the other ranks goes over other channels than
+    without graphs.
+    """
+
+    def __init__(
+        self,
+        kind: str = "cpu",
+        in_any_rank: Callable[[bool], bool] = bool,
+        logger: logging.Logger = LOGGER,
+        memory_flag: str = "",
+        batch_flag: str = "",
+    ) -> None:
+        """kind: of the device. The flags are the engine's for the memory that it takes, and for the largest batch."""
+        self._kind, self._in_any_rank, self._logger = kind, in_any_rank, logger
+        self._flags = memory_flag, batch_flag
+        self._least_free = free_bytes(kind) // 2
+        self._left_out: list[int] = []
+
+    @contextmanager
+    def tried(self, buckets: Buckets, size: int) -> Iterator[None]:
+        """Around allocations or captures of one size: it leaves the buckets if they run out of memory in any rank."""
+        out_of_memory = False
+        try:
+            yield
+        except torch.OutOfMemoryError:
+            out_of_memory = True
+        if self._in_any_rank(out_of_memory):
+            self._leave_out(buckets, size)
+            if self._kind == "cuda":
+                torch.cuda.empty_cache()
+
+    def keep_rest_free(self, buckets: Buckets, captured: Collection[int]) -> None:
+        """After captures: the sizes that are not captured yet leave the buckets if the graphs have taken their half."""
+        if self._in_any_rank(free_bytes(self._kind) < self._least_free):
+            for size in [size for size in buckets if size not in captured]:
+                self._leave_out(buckets, size)
+
+    def tell(self, captured: Collection[int]) -> None:
+        """A warning about the sizes that were left out; captured: the others."""
+        if not self._left_out:
+            return
+        (memory_flag, batch_flag), largest = self._flags, max(captured, default=0)
+        self._logger.warning(
+            "eagle-plugin: there is no memory for the CUDA graphs of batches of %s requests; %s; give the server a "
+            "smaller %s",
+            ", ".join(map(str, sorted(self._left_out))),
+            "they are padded to the next size that has graphs"
+            if max(self._left_out) < largest
+            else f"those of more than {largest} are served without graphs",
+            memory_flag + (f", or {batch_flag} {largest}" if 0 < largest < max(self._left_out) else ""),
+        )
+        self._left_out.clear()
+
+    def _leave_out(self, buckets: Buckets, size: int) -> None:
+        buckets.drop(size)
+        self._left_out.append(size)
+
+
+def free_bytes(kind: str) -> int:
+    """The memory of the current GPU that is free; 0 on other devices."""
+    return torch.cuda.mem_get_info()[0] if kind == "cuda" else 0
