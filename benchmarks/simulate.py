@@ -30,6 +30,7 @@ from eagle_plugin.bench.outputs import write_json
 from eagle_plugin.common.command_end import end_of
 from eagle_plugin.common.errors import UserError
 from eagle_plugin.core.shape import Shape
+from eagle_plugin.policy.report import shape_of
 from eagle_plugin.policy.shapes import shapes_within
 
 DEVICES = {device.name: device for device in (H100, H200, B200)}
@@ -85,6 +86,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         default=ROUNDS,
         help=f"rounds that count, after {WARM_UP} others; more of them for few requests",
     )
+    parser.add_argument(
+        "--shapes", nargs="+", type=shape_of, default=[], metavar="D/K/W", help=f"more columns, within {CAPS}"
+    )
     parser.add_argument("--trace", type=Path, default=TRACE, help="a recorded trace")
     parser.add_argument("--json", type=Path, default=Path("out/simulate.json"))
     parser.add_argument("--record", type=Path, help="record a trace into this file, and end")
@@ -108,11 +112,14 @@ def load_trace(path: Path) -> Trace:
 
 
 def predict(
-    options: argparse.Namespace, outcomes: dict[str, Outcomes], of_chains: dict[str, Outcomes]
+    options: argparse.Namespace,
+    outcomes: dict[str, Outcomes],
+    of_chains: dict[str, Outcomes],
+    of_given: dict[str, Outcomes],
 ) -> tuple[list[Row], dict[str, dict[str, float]]]:
     """The rows of all devices, targets and numbers of requests, and the accept lengths by trace.
 
-    of_chains: the outcomes of shapes without branches.
+    of_chains: the outcomes of shapes without branches; of_given: of those that the user asks for.
     """
     cases = [(target, target) for target in options.targets]
     if "Llama-3.1-8B" in options.targets:
@@ -143,6 +150,9 @@ def predict(
                 best_chain = max((x for x in fixed if x.topk == 1), key=fixed.__getitem__)
                 for label, shape in STATIC.items():
                     speed_ups[label] = fixed[shape]
+                for shape in options.shapes:
+                    n = accept_length(of_given[trace], shape)
+                    speed_ups[str(shape)] = fixed_rate(machine, n, shape, b, options.context) / plain
                 chain = fixed_rate(parallel, lengths[trace]["chain 7"], Shape.chain(7), b, options.context)
                 rows.append(
                     Row(
@@ -191,11 +201,11 @@ def show_rows(rows: list[Row], console: Console) -> None:
 def run(options: argparse.Namespace, console: Console) -> Report:
     shapes = shapes_within(CAPS)
     traces = {RECORDED: load_trace(options.trace)} | {name: synthetic_trace(name) for name in options.targets}
-    outcomes, of_chains = (
-        {name: Outcomes.of(trace, of) for name, trace in traces.items()}
-        for of in (shapes, [shape for shape in shapes if shape.topk == 1])
+    outcomes, of_chains, of_given = (
+        {name: Outcomes.of(trace, of) for name, trace in traces.items()} if of else {}
+        for of in (shapes, [shape for shape in shapes if shape.topk == 1], options.shapes)
     )
-    rows, lengths = predict(options, outcomes, of_chains)
+    rows, lengths = predict(options, outcomes, of_chains, of_given)
     show_rows(rows, console)
     others = {
         "best_fixed": "best fixed shape",
@@ -209,7 +219,8 @@ def run(options: argparse.Namespace, console: Console) -> Report:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    options, console = parse(arguments), Console(width=160)
+    options = parse(arguments)
+    console = Console(width=160 + 10 * len(options.shapes))
     if options.record:
         trace = record(options.prompts, options.tokens, console)
         trace.save(options.record)

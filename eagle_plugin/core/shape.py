@@ -87,6 +87,10 @@ class Levels(str, Enum):
             return 1, min(deeper, 1)
         return (deeper, min(deeper, 1)) if self.depth_is_free else (shape.topk, deeper)
 
+    def draft_slots(self, shape: Shape) -> int:
+        """Cache slots after the committed tokens that a draft of this shape writes: one per level of one forward."""
+        return max(shape.steps - 1, 0) if self.depth_is_free else shape.draft_slots
+
     def one_forward(self, rows: int, topk: int) -> Shape:
         """A shape whose draft takes one forward of the head over so many rows per request; topk: its K, if it may be.
 

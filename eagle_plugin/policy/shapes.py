@@ -12,6 +12,7 @@ from collections.abc import Collection
 from eagle_plugin.core.shape import MAX_WIDTH, PLAIN, Levels, Shape
 
 CPU_SHAPE = Shape(steps=2, topk=4, width=8)  # a deeper tree costs more draft steps than it gains
+GPU_DEPTH = 7  # levels: with fewer, a chain of as many drafted tokens is faster where nearly all are accepted
 MAX_DEFAULT_TOPK = 4
 PARALLEL_LEVELS = 7  # of a head that drafts all levels in one forward, where nothing says how many it was trained for
 
@@ -25,30 +26,31 @@ def shape_for(
 ) -> Shape:
     """Return the shape of trees with `draft_tokens` drafted tokens; what is None is chosen.
 
-    The levels after the first write draft keys into the slots that an engine reserves, one per drafted token: a chosen
-    topk never needs more of them. A given one may; the caller checks `Shape.draft_slots`. levels: of a head that
-    drafts all levels in one forward, how many it drafts well; its trees are as deep, because depth costs little.
+    levels: of a head that drafts all levels in one forward, how many it drafts well; its trees are as deep, because
+    depth costs little. on_gpu: they are as deep as the longest chains that pay, and the policy has flatter ones too.
     """
     if levels is not None:
         depth = depth or min(draft_tokens, levels, MAX_WIDTH // MAX_DEFAULT_TOPK)
         topk = topk or max(1, min(MAX_DEFAULT_TOPK, draft_tokens, MAX_WIDTH // max(depth - 1, 1)))
-    if depth is None and on_gpu:
-        depth = _gpu_depth(draft_tokens)
-    elif depth is None:
+    if on_gpu and depth is topk is None:
+        topk = min(MAX_DEFAULT_TOPK, max(2, draft_tokens // 3), draft_tokens)
+        return Shape(min(draft_tokens, GPU_DEPTH), topk, draft_tokens + 1)
+    if depth is None:
         depth = 1 if draft_tokens == 1 else 2 if draft_tokens <= 7 else 3 if draft_tokens <= 15 else 4
     if topk is None:
         topk = max(1, min(MAX_DEFAULT_TOPK, draft_tokens // max(depth - 1, 1)))
     return Shape(depth, topk, draft_tokens + 1)
 
 
-def _gpu_depth(draft_tokens: int) -> int:
-    """3 levels for 3 drafted tokens, which are a chain, 4 for 7, 5 for 15, ... 7 for 63."""
+def _flat_depth(draft_tokens: int) -> int:
+    """Levels of a tree on a GPU whose branches matter: 3 for 3 drafted tokens, 4 for 7, 5 for 15, ... 7 for 63."""
     return min(draft_tokens, (draft_tokens + 1).bit_length())
 
 
 # Widths that the policy chooses from: each is about half as much again as the one before.
 WIDTHS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 GRAPH_WIDTHS = (2, 3, 4, 8, 16)  # the same, where every shape needs CUDA graphs
+DEEP_WIDTH = 8  # of these
 
 
 def shapes_within(caps: Shape) -> list[Shape]:
@@ -73,16 +75,20 @@ def deepest_of(shapes: Collection[Shape]) -> list[Shape]:
 def captured_shapes(caps: Shape, levels: Levels = Levels.RECURRENT) -> list[Shape]:
     """The few of `shapes_within` that get CUDA graphs: plain decoding, the caps, some between.
 
-    levels: how the head drafts them; where depth is free, no tree need be shallow.
+    Of `DEEP_WIDTH` nodes and of the caps' width two kinds: one whose branches matter, and one as deep as the caps, for
+    targets that accept nearly all. levels: how the head drafts them; where depth is free, no tree need be shallow.
     """
     shapes = [PLAIN]
-    for width in GRAPH_WIDTHS:
-        if width >= caps.width or (caps.topk == 1 and width > caps.steps):
-            continue
+    for width in (*(width for width in GRAPH_WIDTHS if width < caps.width), caps.width):
+        deep = min(caps.steps, width - 1)
         if levels.depth_is_free:
             topk = min(caps.topk, width - min(caps.steps, math.ceil(math.log2(width))))
-            shapes.append(Shape(min(caps.steps, width - 1), topk, width))
-            continue
-        steps = min(caps.steps, width - 1 if caps.topk == 1 else _gpu_depth(width - 1))
-        shapes.append(Shape(steps, min(caps.topk, width - steps, (width - 1) // max(steps - 1, 1)), width))
-    return [*shapes, caps]
+            shapes.append(Shape(deep, topk, width))
+        elif caps.topk == 1:
+            shapes += [Shape(deep, 1, width)] * (width <= caps.steps)
+        else:
+            flat = min(deep, _flat_depth(width - 1))
+            both = flat + 1 < deep and width in (DEEP_WIDTH, caps.width)
+            for steps in (flat, deep) if both else (flat,):
+                shapes.append(Shape(steps, min(caps.topk, max(width - steps, 2), width - 1), width))
+    return [*(shape for shape in shapes if shape.width < caps.width or shape.steps < caps.steps), caps]

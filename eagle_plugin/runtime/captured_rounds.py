@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -78,6 +77,8 @@ class CapturedRounds(Generic[Memory]):
                 if (narrowed := self.narrowed(shape, size)) != last:
                     found.append((below, narrowed))
                 below, last = size, narrowed
+            if last != shape:
+                found.append((below, shape))  # no graphs: any shape is as good as another
         return found
 
     def widest(self) -> list[list[int]]:
@@ -108,6 +109,7 @@ class CapturedRounds(Generic[Memory]):
             if size in buckets:
                 break
         captured: list[int] = []
+        coarse = spaced(list(buckets), 4)
         for size in coarse_first(list(buckets)):
             if size not in buckets:
                 continue
@@ -117,7 +119,7 @@ class CapturedRounds(Generic[Memory]):
                 captured.append(size)
             else:
                 self._forget(size)  # its graphs hold memory
-            graph_memory.keep_rest_free(buckets, captured)
+            graph_memory.keep_rest_free(buckets, {*captured, *coarse})
         graph_memory.tell(captured)
         self._buckets = buckets
 
@@ -149,14 +151,16 @@ def fits(shape: Shape, size: int) -> bool:
 def coarse_first(sizes: Sequence[int]) -> list[int]:
     """The order of captures of these batch sizes, which descend: wherever memory ends, all batches have a size near.
 
-    First the largest and every one that is at most a quarter of the one before, then at most half, then the rest; each
-    time from above, because smaller graphs fit into the memory that larger ones have used.
+    First those at a distance of four times, then of two, then the rest; each time from above, because smaller graphs
+    fit into the memory that larger ones have used.
     """
-    order: dict[int, None] = {}
-    for ratio in (4, 2, 1):
-        last = math.inf
-        for size in sizes:
-            if size * ratio <= last or size == sizes[-1]:
-                order.setdefault(size)
-                last = size
-    return list(order)
+    return list(dict.fromkeys(size for ratio in (4, 2, 1) for size in spaced(sizes, ratio)))
+
+
+def spaced(sizes: Sequence[int], ratio: int) -> list[int]:
+    """Of these sizes, which descend, the largest, each that is at most 1 / ratio of the last, and the smallest."""
+    kept: list[int] = []
+    for size in sizes:
+        if not kept or size * ratio <= kept[-1] or size == sizes[-1]:
+            kept.append(size)
+    return kept

@@ -16,6 +16,8 @@ LOGGER = logging.getLogger("eagle_plugin")
 class GraphMemory:
     """What is free when the captures begin; the graphs get half of it, because long prompts need memory later.
 
+    A few sizes at a distance have theirs all the same.
+
     A size has graphs in all ranks or in none: what a graph sends to the other ranks goes over other channels than
     without graphs.
     """
@@ -47,10 +49,10 @@ class GraphMemory:
             if self._kind == "cuda":
                 torch.cuda.empty_cache()
 
-    def keep_rest_free(self, buckets: Buckets, captured: Collection[int]) -> None:
-        """After captures: the sizes that are not captured yet leave the buckets if the graphs have taken their half."""
+    def keep_rest_free(self, buckets: Buckets, kept: Collection[int]) -> None:
+        """After captures: all sizes but these leave the buckets if the graphs have taken their half."""
         if self._in_any_rank(free_bytes(self._kind) < self._least_free):
-            for size in [size for size in buckets if size not in captured]:
+            for size in [size for size in buckets if size not in kept]:
                 self._leave_out(buckets, size)
 
     def tell(self, captured: Collection[int]) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor
 T = TypeVar("T")
 Fields = TypeVar("Fields", bound=NamedTuple)
 WARM_UP_CALLS = 2  # before a capture: Triton compiles and libraries make their handles, which a capture forbids
+MOST_PADDING = 16  # times the requests of a batch: the rows of one request are still few
 WARM_UP_SECONDS = 300.0  # that they may take
 
 
@@ -190,8 +191,9 @@ class Buckets:
         return iter(reversed(self._sizes))  # the largest first: smaller graphs then fit into memory that it freed
 
     def of(self, b: int) -> int | None:
-        """The smallest size that holds b requests, None if all are smaller."""
-        return next((size for size in self._sizes if size >= b), None)
+        """The smallest size that holds b requests; None if all are smaller, or so large that padding costs more than
+        a round without a graph."""
+        return next((size for size in self._sizes if b <= size <= b * MOST_PADDING), None)
 
     def __contains__(self, size: int) -> bool:
         return size in self._sizes

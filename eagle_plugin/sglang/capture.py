@@ -55,14 +55,15 @@ def capture_rounds(
 
 
 def sizes_up_to(most: int, engines: Sequence[int]) -> list[int]:
-    """The batch sizes of the engine's list up to `most` requests, and `most`; of long lists those of `gpu_sizes`.
+    """The batch sizes of the engine's list up to `most` requests, and `most`; of a list that has all of them, those of
+    `gpu_sizes`.
 
     As its own ``get_batch_sizes_to_capture``, but without what that makes of `most` for ranks that divide the rows of
     attention: our rounds are divided whatever their rows, and their static memory has `most` requests.
     """
     sizes = sorted({min(size, most) for size in engines})
     few = gpu_sizes(sizes[-1])
-    return sizes if len(sizes) <= len(few) else [size for size in sizes if size in few]
+    return few if set(few) <= set(sizes) and not get_exec().graph.disable_cuda_graph_padding else sizes
 
 
 def graph_memory(device: str) -> GraphMemory:

@@ -145,7 +145,7 @@ class TreeMetadataBuilder(AttentionMetadataBuilder[TreeMetadata]):
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         self.block_size: int = kv_cache_spec.block_size
-        self.reach: int = vllm_config.num_speculative_tokens + 1  # draft slots after the longest sequence
+        self.reach: int = vllm_config.num_lookahead_tokens + 1  # draft slots after the longest sequence
         self.rows: Rows | None = None
         # By the engine's metadata, of which each group of caches has one: the same places for all its builders.
         self.places: dict[tuple[int, int], tuple[Any, Tensor, Tensor]] = {}

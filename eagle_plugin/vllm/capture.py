@@ -92,12 +92,14 @@ def new_step(runner: Any) -> DecodeStep:
     # A step's slots reach over the rows of a tree and what is drafted after it.
     columns = runner.max_model_len + 2 * caps.reach + 2
     ranks = runner._verifier.ranks
-    target, synthetic = _target_forward(runner), runner._verifier.synthetic
-    return DecodeStep(drafter, groups, caps, _one_row(runner), linear, columns, tables, ranks, target, synthetic)
+    logits, states = _one_row(runner)
+    target = logits, side_by_side(states[1:] or states)
+    forward, synthetic = _target_forward(runner, states), runner._verifier.synthetic
+    return DecodeStep(drafter, groups, caps, target, linear, columns, tables, ranks, forward, synthetic)
 
 
-def _target_forward(runner: Any) -> TargetForward | None:
-    """The target's forward, if nothing of it depends on what the host knows of a step."""
+def _target_forward(runner: Any, like: list[Tensor]) -> TargetForward | None:
+    """The target's forward, if nothing of it depends on what the host knows of a step; like: what it returns."""
     serves_adapters = runner.lora_config is not None
     if serves_adapters and not can_capture_adapters(runner):
         return None
@@ -110,11 +112,12 @@ def _target_forward(runner: Any) -> TargetForward | None:
     }
     ids, _ = runner.query_rows()
     adapters = TargetAdapters(runner) if serves_adapters else None
-    return TargetForward(partial(forward, runner), ids, runner.rotary_rows(), layers, adapters)
+    return TargetForward(partial(forward, runner), ids, runner.rotary_rows(), layers, like, adapters)
 
 
-def _one_row(runner: Any) -> tuple[Tensor, Tensor]:
-    """The target's logits [1, V] and states [1, F] of one row, in the block that vLLM gives to nobody."""
+def _one_row(runner: Any) -> tuple[Tensor, list[Tensor]]:
+    """Of one row, in the block that vLLM gives to nobody, the target's logits [1, V], and its states [1, H] with those
+    that the head reads, if these are others."""
     nothing = torch.zeros(1, dtype=torch.int64, device=runner.device)
     owned = [nothing[:, None]] * len(runner.kv_cache_config.kv_cache_groups)
     rows = Rows(ExtendRows(nothing, nothing + 1, nothing + 1, nothing), None, extend_lens=[1])
@@ -122,5 +125,4 @@ def _one_row(runner: Any) -> tuple[Tensor, Tensor]:
     one = np.ones(1, dtype=np.int32)
     with runner.maybe_select_dummy_loras(runner.lora_config, one, num_sampled_tokens=one):
         hidden, aux = target_states(runner, layers, nothing, nothing)
-        features = side_by_side([hidden] if aux is None else aux)
-        return runner.model.compute_logits(hidden[:1]), features[:1]
+        return runner.model.compute_logits(hidden[:1]), [state[:1] for state in (hidden, *(aux or []))]

@@ -160,6 +160,8 @@ class DecodeStep(StepFunctions):
         def allocate(most: int, rows: int) -> StepMemory:
             memory = StepMemory(self._caps, most, like, self._columns, self._tables, rows)
             self._linear.allocate(memory, most, rows)
+            for i, one in enumerate(() if self._forward is None else self._forward.like):
+                memory.allocate_rows(f"target.{i}", rows, one)
             return memory
 
         with nullcontext() if self._forward is None else self._forward.ready():

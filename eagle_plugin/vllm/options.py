@@ -49,8 +49,7 @@ class Options:
     def shape(self, draft_tokens: int, levels: int | None = None, on_gpu: bool = False) -> Shape:
         """The caps of a round that drafts this many tokens, the `num_speculative_tokens` of vLLM. Raises OptionError.
 
-        The levels after the first write draft keys into the slots that vLLM reserves, one per drafted token. levels:
-        as of `shape_for`, of a head that drafts all of them in one forward; it writes one key per level.
+        levels: as of `shape_for`, of a head that drafts all of them in one forward.
         """
         width = draft_tokens + 1
         if width > MAX_WIDTH:
@@ -59,16 +58,14 @@ class Options:
                 f"{MAX_WIDTH - 1} drafted tokens: lower it, or start the server with EAGLE_PLUGIN=0"
             )
         shape = shape_for(draft_tokens, self.depth, self.topk, levels, on_gpu)
-        if levels is not None and shape.draft_slots > MAX_WIDTH:
+        if shape.steps > draft_tokens:
+            raise OptionError(
+                f"{WHERE}: depth {shape.steps} needs as many drafted tokens per round, --speculative-config has "
+                f"num_speculative_tokens {draft_tokens}: raise it, or lower depth"
+            )
+        if shape.draft_slots > MAX_WIDTH:
             raise OptionError(
                 f"{WHERE}: depth {shape.steps} and topk {shape.topk} make (depth - 1) * topk {shape.draft_slots}, "
                 f"wanted at most {MAX_WIDTH}: lower depth or topk"
-            )
-        slots = shape.draft_slots if levels is None else shape.steps - 1
-        if slots > draft_tokens:
-            raise OptionError(
-                f"{WHERE}: depth {shape.steps} and topk {shape.topk} need {slots} drafted tokens per "
-                f"round, --speculative-config has num_speculative_tokens {draft_tokens}: raise it, or lower "
-                "depth or topk"
             )
         return shape

@@ -31,10 +31,13 @@ def register() -> None:
     from vllm.platforms import current_platform
     from vllm.sampling_params import SamplingParams
 
+    from eagle_plugin.vllm.plugin_config import reserve_draft_slots
+
     _wrap(type(current_platform), "check_and_update_config", _after_platform)
     _wrap(SamplingParams, "_validate_spec_decode", _validate)
     _wrap(SchedulerConfig, "get_scheduler_cls", _with_scheduler)
     _wrap(VllmConfig, "use_v2_model_runner", _runner_for_trees)
+    _wrap(VllmConfig, "num_lookahead_tokens", reserve_draft_slots)
     # Who makes a configuration from flags has this module, and calls us; other processes need not import it.
     if arguments := sys.modules.get("vllm.engine.arg_utils"):
         _wrap(arguments.EngineArgs, "create_speculative_config", _explain)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.core.synthetic import SyntheticRates
@@ -36,6 +37,7 @@ class TargetForward(NamedTuple):
     tokens: Tensor  # [most] int32, at a fixed address; past the rows of a step there may be anything
     positions: Tensor  # [most] or [axes, most] int64, the same
     layers: Mapping[str, Sequence[str]]  # with attention, by the layer that stands for their group of caches
+    like: Sequence[Tensor]  # the tensors that it returns, of one row
     adapters: TargetAdapters | None = None  # None: the target serves no LoRA
 
     def case(self) -> bool | None:
@@ -103,7 +105,10 @@ class StepFunctions(CapturedRounds[StepMemory]):
             table = memory.table(first, padded_b)
             layers |= dict.fromkeys(names, TreeMetadata(rows, table, table.gather(1, places).view(-1).long()))
         n = padded_b * width
-        return forward.run(layers, forward.tokens[:n].clamp(min=0), forward.positions[..., :n])
+        found = forward.run(layers, forward.tokens[:n].clamp(min=0), forward.positions[..., :n])
+        # All graphs leave it in the same memory: states of all sizes and widths would take more than 1 GiB.
+        values, kind = tree_flatten(found)
+        return tree_unflatten([memory.put(f"target.{i}", x) for i, x in enumerate(values)], kind)
 
     def _walk(self, padded_b: int, shape: Shape, is_greedy: bool) -> tuple[Accepted, Tensor]:
         """Accept a path of each tree of this shape, and move its keys; the paths, and the tokens as vLLM takes them."""

@@ -153,7 +153,9 @@ def _serve(vllm_config: Any, drafting: Drafting, subject: Subject | None, v2: bo
 
     log_seconds()
     engines = parallel.data_parallel_size
-    set_plugin_config(speculative, PluginConfig(drafting.shape, make_report_folder(), subject, v2, engines))
+    slots = drafting.levels.draft_slots(drafting.shape)
+    ours = PluginConfig(drafting.shape, make_report_folder(), subject, v2, engines, draft_slots=slots)
+    set_plugin_config(speculative, ours)
     export()
 
 

@@ -224,7 +224,12 @@ class TreeSteps:
         assert state.accepted is not None and state.draws is not None
         batch, accepted = state.batch, state.accepted
         limits = self._asked.limits(state.names, state.in_prompts)
-        is_greedy, shape = state.is_greedy, PLAIN if plainly else self._choose(state, limits)
+        # Chosen whatever is drafted: a scheduler that is ahead hears of it, and may ask for nothing because of it.
+        is_greedy, shape = state.is_greedy, self._choose(state, limits)
+        if plainly:
+            shape = PLAIN
+        if most_positions is not None:
+            self._wanted = PLAIN  # until the long request has ended
         rows = None
         if self._lookup_rows is not None:
             rows = self._lookup_rows.of(state.names, state.in_prompts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,6 +27,15 @@ from eagle_plugin.sglang.decode_round import DecodeRound
 from eagle_plugin.sglang.drafter import DraftState
 
 
+@contextlib.contextmanager
+def graph_settings(disable_cuda_graph_padding: bool = False) -> Iterator[None]:
+    """What the engine has of its flags."""
+    graph = SimpleNamespace(disable_cuda_graph_padding=disable_cuda_graph_padding)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(capture, "get_exec", lambda: SimpleNamespace(graph=graph))
+        yield
+
+
 @pytest.mark.parametrize(
     ("most", "sizes"),
     [
@@ -36,13 +46,18 @@ from eagle_plugin.sglang.drafter import DraftState
     ],
 )
 def test_sizes_are_those_of_the_engine(most: int, sizes: list[int]) -> None:
-    assert capture.sizes_up_to(most, [1, 2, 4, 8, 96, 104]) == sizes
+    with graph_settings():
+        assert capture.sizes_up_to(most, [1, 2, 4, 8, 96, 104]) == sizes
 
 
 def test_of_the_many_sizes_of_the_engine_some_are_captured() -> None:
     engines = [*range(1, 9), *range(10, 33, 2), *range(40, 65, 4), *range(72, 257, 8)]  # its default for speculation
-    assert capture.sizes_up_to(512, engines) == gpu_sizes(256)
-    assert capture.sizes_up_to(200, engines) == gpu_sizes(200)
+    with graph_settings():
+        assert capture.sizes_up_to(512, engines) == gpu_sizes(256)
+        assert capture.sizes_up_to(200, engines) == gpu_sizes(200)
+        assert capture.sizes_up_to(512, range(5, 101, 5)) == list(range(5, 101, 5)), "a list of the user's own"
+    with graph_settings(disable_cuda_graph_padding=True):
+        assert capture.sizes_up_to(30, range(1, 31)) == list(range(1, 31))
 
 
 @pytest.mark.parametrize("width", [16, 64])

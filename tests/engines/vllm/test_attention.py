@@ -193,7 +193,7 @@ def test_a_builder_without_trees_is_causal() -> None:
     """What vLLM hands every builder is enough for prefills and plain decodes."""
     batch = Batch(BATCHES["prefill and decode"])
     spec = FullAttentionSpec(block_size=SIZE, num_kv_heads=KV_HEADS, head_size=DIM, dtype=torch.float32)
-    config = types.SimpleNamespace(num_speculative_tokens=7)
+    config = types.SimpleNamespace(num_lookahead_tokens=7)
     builder = TreeMetadataBuilder(spec, ["layer"], config, torch.device("cpu"))
     bounds = torch.tensor([0, 40, 41], dtype=torch.int32)
     common = CommonAttentionMetadata(

@@ -112,7 +112,7 @@ def test_layers_with_chunks_get_our_backend_unwrapped() -> None:
 def test_builders_of_one_group_of_caches_share_its_places() -> None:
     """In one forward: vLLM has a builder for each kind of layers, of the target and of the head."""
     spec = FullAttentionSpec(block_size=SIZE, num_kv_heads=KV_HEADS, head_size=DIM, dtype=torch.float32)
-    config = types.SimpleNamespace(num_speculative_tokens=7)
+    config = types.SimpleNamespace(num_lookahead_tokens=7)
     builders = [TreeMetadataBuilder(spec, [name], config, torch.device("cpu")) for name in ("target", "head")]
     bounds = torch.tensor([0, 1], dtype=torch.int32)
 

@@ -96,6 +96,6 @@ def test_the_targets_forward_is_captured_without_adapters_of_the_host(
         query_rows=lambda: ("tokens", "positions"),
         rotary_rows=lambda: "positions of three axes",
     )
-    found = capture._target_forward(runner)
+    found = capture._target_forward(runner, [])
     assert (found is None) is (lora is not None)
-    assert found is None or found[1:] == ("tokens", "positions of three axes", {"a": ["a", "b"], "c": ["c"]}, None)
+    assert found is None or found[1:] == ("tokens", "positions of three axes", {"a": ["a", "b"], "c": ["c"]}, [], None)

@@ -75,7 +75,9 @@ def test_captured_functions(library: FakeLibrary, greedy: bool, levels: str) -> 
     target = torch.zeros(1, VOCABULARY, device=CUDA), torch.zeros(1, 3 * HIDDEN, device=CUDA)
     rows = torch.zeros(100, dtype=torch.int64, device=CUDA)
     ranks = RankAgreement(SimpleNamespace(world_size=1), 4, SHAPE.max_accept_length, CUDA)
-    forward = TargetForward(target_attention, rows.int(), rows, {"layer": ["a layer", "another"]})
+    forward = TargetForward(
+        target_attention, rows.int(), rows, {"layer": ["a layer", "another"]}, [torch.zeros(1, 4, 64, device=CUDA)]
+    )
     linear = LinearStep(SimpleNamespace(names=[], rooms=lambda _: {}), {})  # type: ignore[arg-type]
     groups = [CacheGroup("layer", caches())]
     step = DecodeStep(head, groups, SHAPE, target, linear, 100, {"layer": 0}, ranks, forward)
@@ -126,7 +128,9 @@ def test_captured_linear_layers(library: FakeLibrary, monkeypatch: pytest.Monkey
     target = torch.zeros(1, VOCABULARY, device=CUDA), torch.zeros(1, 3 * HIDDEN, device=CUDA)
     ranks = RankAgreement(SimpleNamespace(world_size=1), 4, SHAPE.max_accept_length, CUDA)
     linear = LinearStep(served, {"one": 1, "two": 2, "three": 1})
-    of_target = TargetForward(forward, rows.int(), rows, {"layer": ["a layer", "another"]})
+    of_target = TargetForward(
+        forward, rows.int(), rows, {"layer": ["a layer", "another"]}, [torch.zeros(1, 4, 64, device=CUDA)]
+    )
     groups = [CacheGroup("layer", caches())]
     step = DecodeStep(head, groups, SHAPE, target, linear, 100, {"layer": 0}, ranks, of_target)
     capturer: Any = SimpleNamespace(capture=lambda function: (SimpleNamespace(replay=lambda: None), function()))

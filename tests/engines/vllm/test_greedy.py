@@ -106,7 +106,8 @@ CASES = [
     ("reduced", 3, 4, 16),
     pytest.param(("reduced", 1, 1, 2), marks=pytest.mark.matrix),  # among the random shapes of the first case too
     pytest.param(("full", 2, 4, 8), marks=pytest.mark.matrix),
-    ("full", 4, 1, 5),
+    ("full", 7, 2, 8),  # its drafts write 12 slots after a request's tokens, more than drafted tokens
+    pytest.param(("full", 4, 1, 5), marks=pytest.mark.matrix),
     pytest.param(("reduced", 4, 2, 8), marks=pytest.mark.matrix),
     pytest.param(("eagle2", 2, 2, 4), marks=pytest.mark.matrix),
     pytest.param(("peagle", 5, 3, 16), marks=pytest.mark.matrix),  # test_parallel_heads.py has others

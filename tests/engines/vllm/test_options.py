@@ -76,7 +76,7 @@ def test_trees_of_one_forward_are_as_deep_as_the_head_drafts_well(draft_tokens: 
 
 def test_given_levels_of_one_forward() -> None:
     assert Options(depth=6, topk=4).shape(7, 3) == (6, 4, 8)  # 20 slots for one level after the other
-    with pytest.raises(OptionError, match="depth 9 and topk 2 need 8 drafted tokens"):
+    with pytest.raises(OptionError, match="depth 9 needs as many drafted tokens .* num_speculative_tokens 7: raise it"):
         Options(depth=9, topk=2).shape(7, 9)
     with pytest.raises(OptionError, match=r"depth 10 and topk 8 make \(depth - 1\) \* topk 72, wanted at most 64"):
         Options(depth=10, topk=8).shape(31, 9)
@@ -90,15 +90,14 @@ def test_too_many_nodes() -> None:
         Options().shape(MAX_WIDTH)
 
 
-def test_levels_that_do_not_fit() -> None:
-    with pytest.raises(
-        OptionError,
-        match=r"depth 3 and topk 4 need 8 drafted tokens per round, .* num_speculative_tokens 7: raise it, or lower",
-    ):
-        Options(depth=3, topk=4).shape(7)
-    assert Options(depth=3, topk=4).shape(8) == (3, 4, 9)
+@pytest.mark.parametrize("levels", [None, 9])
+def test_levels_that_do_not_fit(levels: int | None) -> None:
+    with pytest.raises(OptionError, match="depth 9 needs as many drafted tokens .* num_speculative_tokens 7: raise it"):
+        Options(depth=9).shape(7, levels)
+    with pytest.raises(OptionError, match=r"depth 17 and topk 5 make \(depth - 1\) \* topk 80, wanted at most 64"):
+        Options(depth=17, topk=5).shape(31, levels)
 
 
-def test_a_given_depth_alone_may_not_fit() -> None:
-    with pytest.raises(OptionError, match="depth 9 and topk 1 need 8 drafted tokens"):
-        Options(depth=9).shape(7)
+def test_trees_may_need_more_slots_than_drafted_tokens() -> None:
+    assert Options(depth=3, topk=4).shape(7) == (3, 4, 8)
+    assert Options(depth=7, topk=4).shape(7) == (7, 4, 8)

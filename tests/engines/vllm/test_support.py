@@ -51,6 +51,17 @@ def test_a_plain_configuration_is_served(target: Path, head: Path, lines: list[s
     assert eager.scheduler_config.async_scheduling
 
 
+@pytest.mark.parametrize(("depth", "topk", "slots"), [(2, 3, 7), (7, 2, 12), (7, 1, 7), (4, 8, 24)])
+def test_slots_are_reserved_for_deep_drafts(
+    depth: int, topk: int, slots: int, target: Path, head: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a request's tokens, as many as its drafts write: what schedules and warms up reads this number."""
+    given = {"eagle_plugin": {"depth": depth, "topk": topk}}
+    assert configure(target, head, additional_config=given).num_lookahead_tokens == slots
+    monkeypatch.setenv("EAGLE_PLUGIN", "0")
+    assert configure(target, head, additional_config=given).num_lookahead_tokens == 7
+
+
 def test_limits_by_batch_size(target: Path, head: Path, lines: list[str]) -> None:
     """vLLM's own number of drafted tokens by batch size limits the trees; what it names above them changes nothing."""
     name = "num_speculative_tokens_per_batch_size"
@@ -309,7 +320,7 @@ def test_another_version_is_left_untouched(version: str, monkeypatch: pytest.Mon
     assert version in lines[0] and plugin.version.TESTED[0] in lines[0]
 
 
-@pytest.mark.parametrize(("value", "hooks"), [("0", 0), ("1", 6)])
+@pytest.mark.parametrize(("value", "hooks"), [("0", 0), ("1", 7)])
 def test_the_environment_variable(value: str, hooks: int, monkeypatch: pytest.MonkeyPatch) -> None:
     wrapped: list[Any] = []
     monkeypatch.setattr(plugin, "_wrap", lambda *hook: wrapped.append(hook))

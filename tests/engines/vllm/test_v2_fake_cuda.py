@@ -15,6 +15,7 @@ from vllm.v1.worker.gpu.sample.logit_bias import LogitBiasState
 from vllm.v1.worker.gpu.sample.penalties import PenaltiesState
 from vllm_fake_cuda import BATCHES, HIDDEN, NAMES, SHAPE, VOCABULARY, B, Head, caches, table
 
+from eagle_plugin.core.shape import PLAIN
 from eagle_plugin.core.verify import Accepted
 from eagle_plugin.policy.chooser import ShapeChooser
 from eagle_plugin.runtime.ranks import RankAgreement
@@ -201,6 +202,7 @@ def test_a_step_without_drafts_is_read_too(
     features = [torch.zeros(n, HIDDEN, device=CUDA)] * 3
     drafted = made.draft(batch, tokens, features, plainly=not is_long)
     assert all_on_cuda(drafted) and made._store.take(NAMES) is None
+    assert made._wanted == (PLAIN if is_long else SHAPE), "what a scheduler that is ahead hears"
     rows = sum(e if count else length for count, length in zip(counts, lens, strict=True))
     if is_long or any(counts):
         assert read == [(rows, B)] and clamped == [rows] * is_long
