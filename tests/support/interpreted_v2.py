@@ -15,9 +15,23 @@ from bigram_models import VOCAB
 from vllm import LLM, SamplingParams
 from vllm.inputs import TokensPrompt
 from vllm.v1.worker.gpu.warmup import run_mixed_prefill_decode_warmup, warmup_kernels
-from vllm_engines import Rounds, accept_length, core, engine, generate, random_shapes, requests_of, rounds, runner
+from vllm_engines import (
+    Rounds,
+    accept_length,
+    chosen_by,
+    core,
+    drafted_shapes,
+    engine,
+    generate,
+    random_shapes,
+    requests_of,
+    rounds,
+    runner,
+)
 from vllm_greedy import Reference, make_prompts, write_heads, write_target
 
+from eagle_plugin.core.shape import PLAIN, Shape
+from eagle_plugin.policy.chooser import ShapeChooser
 from eagle_plugin.vllm.accepted_tokens import CacheGroup
 from eagle_plugin.vllm.batch import RoundBatch
 from eagle_plugin.vllm.v2_runner import V2TreeModelRunner
@@ -196,6 +210,16 @@ class TestControls:
 def test_the_scheduler_is_ahead(trees: LLM) -> None:
     """Else nothing above is about vLLM's default."""
     assert core(trees).scheduler.__class__.__name__ == "AsyncScheduler"
+
+
+def test_drafts_come_back_after_plain_steps(models: Models, trees: LLM) -> None:
+    """In a step that was scheduled with none vLLM asks for none; the scheduler hears of the next wish all the same."""
+    chooser, plain = ShapeChooser(runner(trees)._caps, None), iter([PLAIN] * 3)
+    choose = chooser.choose
+    chooser.choose = lambda *given: next(plain, None) or choose(*given)  # type: ignore[method-assign]
+    with chosen_by(trees, chooser), drafted_shapes(trees) as counts:
+        assert generate(trees, PROMPTS[:2], max_tokens=LENGTH) == models.expected[:2]
+    assert counts[PLAIN] and counts[Shape(*SHAPE)] > 2
 
 
 # Engines of their own, which end the process group of `trees` with them.
