@@ -35,7 +35,7 @@ class DecodeStep(StepFunctions):
     Drafted trees are overwritten after the step that verifies them.
     """
 
-    # A plain round has no function, whatever `shapes` says.
+    # Of a plain step the target alone is captured.
     _step_size: int | None = None  # of the step's padded batch; None: no graphs for so many requests
     _verified: Shape | None = None  # of the trees that all requests of the step verify, if it was captured
     _case: bool | None = None  # of the target's forward (`TargetForward.case`)
@@ -44,8 +44,11 @@ class DecodeStep(StepFunctions):
 
     # A step.
 
-    def begin(self, batch: RoundBatch, layers: Mapping[str, Any]) -> None:
-        """Copy what the functions read of a step; layers: the metadata of the target's forward, by layer."""
+    def begin(self, batch: RoundBatch, layers: Mapping[str, Any], is_plain: bool = False) -> None:
+        """Copy what the functions read of a step.
+
+        layers: the metadata of the target's forward, by layer. is_plain: each request has one row, of text.
+        """
         self._step_size = padded_b = self._buckets.of(batch.b)
         self._verified, self._batch, self._layers = None, batch, layers
         if padded_b is None:
@@ -58,8 +61,15 @@ class DecodeStep(StepFunctions):
             self._verified = batch.drafts.shape
             if not self.holds(batch.drafts):
                 self._memory.put_trees(batch.drafts.tree, padded_b)
+        elif is_plain:
+            self._verified = PLAIN
+            self._memory.put_no_trees(padded_b, 1)
         if self._forward is not None:
             self._case = self._forward.case()
+
+    def has_plain(self, size: int) -> bool:
+        """Whether plain steps of a captured batch size have a function."""
+        return self._forward is not None and ("verify", size, 1, self._forward.cases()[0]) in self.functions
 
     def can_verify(self) -> bool:
         """Whether the target can run over the trees of this step by what was captured."""
@@ -155,7 +165,8 @@ class DecodeStep(StepFunctions):
         """
         self._step_size, like = None, self._one_request()
         drafted = [shape for shape in shapes if shape != PLAIN]
-        sizes = [size for size in sizes if any(fits(shape, size) for shape in drafted)]
+        if not self._captures_plain:
+            sizes = [size for size in sizes if any(fits(shape, size) for shape in drafted)]
 
         def allocate(most: int, rows: int) -> StepMemory:
             memory = StepMemory(self._caps, most, like, self._columns, self._tables, rows)
@@ -175,7 +186,7 @@ class DecodeStep(StepFunctions):
             return self.functions.capture(capturer, key, self._function(key))
 
         shapes = [shape for shape in self.shapes_at(padded_b) if shape != PLAIN]
-        for width in sorted({shape.width for shape in shapes}):
+        for width in sorted({shape.width for shape in shapes} | ({1} if self._captures_plain else set())):
             if self._forward is not None and padded_b * width <= len(self._forward.tokens):
                 self._memory.put_no_trees(padded_b, width)
                 for case in self._forward.cases():
@@ -191,6 +202,11 @@ class DecodeStep(StepFunctions):
                 capture("extend", shape, is_greedy)
 
     # Parts of them.
+
+    @property
+    def _captures_plain(self) -> bool:
+        """Whether plain steps have a function; linear layers keep their states otherwise than after trees."""
+        return self._forward is not None and not len(self._linear)
 
     @property
     def _padded_b(self) -> int:

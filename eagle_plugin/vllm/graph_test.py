@@ -48,23 +48,19 @@ class GraphTest:
         """
         batches = [(b, shape) for b in self._step.sizes() for shape in self._step.shapes_at(b) if shape != PLAIN]
         keys = [(*batch, is_greedy) for batch in batches for is_greedy in (True, False)]
+        tests = [(_name(*key), partial(self._differences, *key)) for key in keys]
+        plain = ((b, _name(b, PLAIN, True)) for b in self._step.sizes() if self._step.has_plain(b))
+        tests += [(name, partial(self._differences_of_plain, b, name)) for b, name in plain]
         forward = self._step._forward
         with nullcontext() if forward is None else forward.ready():
-            return differences_of_batches((_name(*key), partial(self._differences, *key)) for key in keys)
+            return differences_of_batches(tests)
 
     def _differences(self, padded_b: int, shape: Shape, is_greedy: bool) -> list[str]:
         compare = Comparison(_name(padded_b, shape, is_greedy), self._runner.dtype)
-        caps, step = self._caps, self._step
-        longest = min(LONGEST, self._runner.max_model_len - 2 * caps.reach)
-        # One place stays empty, where a smaller graph would not take the batch.
-        smaller = max((size for size in step.sizes() if size < padded_b), default=0)
-        b = padded_b - 1 if padded_b - 1 > smaller else padded_b
-        blocks = self._blocks_for(b, longest + 2 * caps.reach) if longest > SHORTEST else None
-        if blocks is None:
-            return []  # no request has room for a whole tree, or no batch of this size
-        places = places_of(self._runner, blocks, longest + 2 * caps.reach)
-        layers: Any = {name: place.as_metadata() for place in places for name in place.layers}
-        lengths = self._whole(SHORTEST, longest, b)
+        step, requests = self._step, self._requests(padded_b)
+        if requests is None:
+            return []
+        b, lengths, layers = requests
         memory, head_table = step._memory, layers[step._head_layer].slot_table
 
         # draft
@@ -85,6 +81,9 @@ class GraphTest:
         batch, states = self._batch(b, lengths, drafts), self._states(layers)
         step.begin(batch, layers)
         if step.can_verify():
+            ids, positions = self._runner.query_rows()
+            ids[: b * shape.width] = drafts.tree.tokens.view(-1).int()
+            batch.put_trees(ids, positions)
             self._verify(compare, batch, layers, padded_b)
 
         # walk
@@ -113,17 +112,40 @@ class GraphTest:
             compare.equal("extend", name, x, y)
         return compare.found
 
+    def _differences_of_plain(self, padded_b: int, name: str) -> list[str]:
+        compare, requests = Comparison(name, self._runner.dtype), self._requests(padded_b)
+        if requests is not None:
+            b, lengths, layers = requests
+            ids, positions = self._runner.query_rows()
+            ids[:b] = self._whole(0, self._runner.model_config.get_vocab_size(), b)
+            positions[:b] = lengths
+            self._verify(compare, self._batch(b, lengths, None), layers, padded_b)
+        return compare.found
+
+    def _requests(self, padded_b: int) -> tuple[int, Tensor, Any] | None:
+        """Requests of a padded batch: b, their lengths [b], and what a step reads of their places, by layer.
+
+        None: no request has room for a whole tree, or the caches none for so many.
+        """
+        step, reach = self._step, self._caps.reach
+        longest = min(LONGEST, self._runner.max_model_len - 2 * reach)
+        # One place stays empty, where a smaller graph would not take the batch.
+        smaller = max((size for size in step.sizes() if size < padded_b), default=0)
+        b = padded_b - 1 if padded_b - 1 > smaller else padded_b
+        blocks = self._blocks_for(b, longest + 2 * reach) if longest > SHORTEST else None
+        if blocks is None:
+            return None
+        places = places_of(self._runner, blocks, longest + 2 * reach)
+        layers = {name: place.as_metadata() for place in places for name in place.layers}
+        return b, self._whole(SHORTEST, longest, b), layers
+
     def _verify(self, compare: Comparison, batch: RoundBatch, layers: Any, padded_b: int) -> None:
-        """The target over the trees of a step, whose tokens and positions are where the engine puts them."""
-        runner, n = self._runner, batch.b * batch.width
-        ids, positions = runner.query_rows()
-        ids[:n] = batch.drafts.tree.tokens.view(-1).int()
-        batch.put_trees(ids, positions)
-        forward = self._step._forward
+        """The target over the rows of a step, whose tokens and positions are where the engine puts them."""
+        n, is_plain, forward = batch.b * batch.width, batch.width == 1, self._step._forward
         assert forward is not None
         for case in forward.cases():
             with forward.prepared(n, case):
-                self._step.begin(batch, layers)
+                self._step.begin(batch, layers, is_plain)
                 found = [x[:n].clone() for x in tree_leaves(self._step.verify())]
                 again = self._step._function(("verify", padded_b, batch.width, case))()
             for x, y in zip(found, tree_leaves(again), strict=True):

@@ -26,6 +26,10 @@ class LinearStep:
             self._groups.setdefault(groups[name], []).append(name)
         self._rooms: dict[str, Left] = {}
 
+    def __len__(self) -> int:
+        """How many groups of caches they have."""
+        return len(self._groups)
+
     def allocate(self, memory: StaticMemory, most: int, rows: int) -> None:
         """Make the memory for up to `most` requests, whose trees have up to so many rows together."""
         for group in self._groups:

@@ -73,27 +73,39 @@ class TreeModelRunner(TreeSteps, TargetRunner):
         constrained = [i for i, name in enumerate(names) if has_grammar(self.requests[name])]
         computed = int(self.input_batch.num_computed_tokens_cpu[: len(counts)].sum())
         in_prompts = self.discard_request_mask.np[: len(counts)].copy()
+        after = self._after_prompts(len(counts))
         self._state = self._read_step(
-            scheduler_output, names, counts, num_scheduled_tokens, prefix_lens, computed, in_prompts, constrained
+            scheduler_output,
+            names,
+            counts,
+            num_scheduled_tokens,
+            prefix_lens,
+            computed,
+            in_prompts,
+            constrained,
+            in_text=bool(after.all()),
         )
         positions = self.positions[: scheduler_output.total_num_scheduled_tokens]
         in_chains = positions.clone() if self.uses_mrope else None  # where the engine has put the rows
         self._state.batch.put_trees(self.input_ids.gpu, self.positions)
         if self.enable_prompt_embeds:
-            self._mark_tokens(num_scheduled_tokens)
+            self._mark_tokens(np.repeat(after, num_scheduled_tokens))
         if in_chains is not None:  # all axes of a token of text move alike
             self.mrope_positions.gpu[:, : len(positions)] += positions - in_chains
         return prepared
 
-    def _mark_tokens(self, lens: np.ndarray) -> None:
-        """Say of the rows after the prompts, of lens [b] rows of each request, that they are tokens, no embeddings.
+    def _after_prompts(self, b: int) -> np.ndarray:
+        """The requests all of whose rows are after their prompts, [b] bool."""
+        after: np.ndarray = self.input_batch.num_computed_tokens_cpu[:b] >= self.input_batch.num_prompt_tokens[:b]
+        return after
+
+    def _mark_tokens(self, after: np.ndarray) -> None:
+        """Say of the rows after the prompts, [N] bool, that they are tokens, no embeddings.
 
         A step ahead, the engine has looked at places that no text has reached where drafts were rejected.
         """
-        after = self.input_batch.num_computed_tokens_cpu[: len(lens)] >= self.input_batch.num_prompt_tokens[: len(lens)]
-        rows = int(lens.sum())
-        self.is_token_ids.np[:rows] |= np.repeat(after, lens)
-        self.is_token_ids.copy_to_gpu(rows)
+        self.is_token_ids.np[: len(after)] |= after
+        self.is_token_ids.copy_to_gpu(len(after))
 
     def _get_valid_sampled_token_count(self) -> list[int]:
         """As the engine reads them where it is a step ahead: the tokens that each request of the step before got."""

@@ -36,12 +36,18 @@ class StepState:
     in_prompts: np.ndarray  # [b] bool: requests that sample nothing yet, a part of their prompt is left
     with_grammar: list[int]  # places of the requests that have a grammar
     verifies: np.ndarray  # [b] bool: requests that verify a tree
+    in_text: bool = False  # whether no row is one of a prompt
     placeholders: int = 0  # for the drafts of each request, where the next step is scheduled ahead
     shape: Shape | None = None  # of these drafts; None where the next step is scheduled after they are drafted
     layers: dict[str, Any] = field(default_factory=dict)  # metadata of the target's forward, by layer
     draws: tuple[SamplingParams, Tensor | None] | None = None  # with the keys [b]; no keys: all take the most likely
     accepted: Accepted | None = None
     parents: tuple[list[str], HostCopy] | None = None  # of drafted nodes, of the requests with a grammar
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether each request has one row, after its prompt."""
+        return self.in_text and not len(self.batch.trees) and max(self.batch.host_lens) == 1
 
     @property
     def is_greedy(self) -> bool:

@@ -45,7 +45,7 @@ class TargetRunner(GPUModelRunner):
         if state is not None:
             state.layers = built[0]
             if self._step is not None:
-                self._step.begin(state.batch, state.layers)
+                self._step.begin(state.batch, state.layers, state.is_plain)
         return built
 
     def _model_forward(
@@ -56,7 +56,7 @@ class TargetRunner(GPUModelRunner):
         inputs_embeds: Tensor | None = None,
         **model_kwargs: Any,
     ) -> Any:
-        """Run the target by what was captured, if the rows of this step are trees of one captured shape."""
+        """Run the target by what was captured, if the rows of this step are trees of one captured shape, or plain."""
         step, state = self._step, self._state
         # A multimodal target is given embeddings; those of trees are made again by what was captured.
         can_embed = inputs_embeds is None or self.supports_mm_inputs

@@ -184,11 +184,12 @@ class TreeSteps:
         computed: int,
         in_prompts: np.ndarray,
         with_grammar: list[int],
+        in_text: bool,
     ) -> StepState:
         """Which requests of a step verify a tree.
 
         counts, lens and prefix_lens as of `RoundBatch.read`; computed: tokens of all requests before the step;
-        in_prompts and with_grammar as of `StepState`.
+        in_prompts, with_grammar and in_text as of `StepState`.
         """
         placeholders, shape = 0, None
         if self.use_async_scheduling:
@@ -201,7 +202,7 @@ class TreeSteps:
         limits = self._asked.limits(names)
         drafting = None if limits is None else limits.drafting
         self._shapes.scheduled(batch, computed + committed, committed - batch.b, drafting)
-        return StepState(batch, names, in_prompts, with_grammar, counts > 0, placeholders, shape)
+        return StepState(batch, names, in_prompts, with_grammar, counts > 0, in_text, placeholders, shape)
 
     def _draft(
         self,

@@ -126,8 +126,10 @@ class V2TreeModelRunner(TreeSteps, GPUModelRunner):
         prefix_lens = self.req_states.num_computed_tokens.gpu[input_batch.idx_mapping]
         computed = int(input_batch.num_computed_tokens_np.sum())
         # Of a prompt the host knows how much is read.
-        in_prompts = input_batch.num_computed_prefill_tokens_np + lens - counts < input_batch.prefill_len_np
-        state = self._read_step(self._scheduled, names, counts, lens, prefix_lens, computed, in_prompts, constrained)
+        read, prefill = input_batch.num_computed_prefill_tokens_np, input_batch.prefill_len_np
+        in_prompts, in_text = read + lens - counts < prefill, bool((read >= prefill).all())
+        of_step = counts, lens, prefix_lens, computed, in_prompts, constrained, in_text
+        state = self._read_step(self._scheduled, names, *of_step)
         # With trees in the step before, the host does not know yet where the requests of this one are.
         has_trees = bool(len(state.batch.trees))
         self._logits_rows = counts + 1
@@ -150,7 +152,7 @@ class V2TreeModelRunner(TreeSteps, GPUModelRunner):
             if self._moved is not None:  # all axes of a token of text move alike
                 kwargs["positions"][:, : len(self._moved)] += self._moved
             if step is not None:
-                step.begin(state.batch, state.layers)
+                step.begin(state.batch, state.layers, state.is_plain)
                 # A multimodal target is given embeddings; those of trees are made again by what was captured.
                 can_embed = kwargs.get("inputs_embeds") is None or self.supports_mm_inputs
                 if can_embed and step.can_verify():

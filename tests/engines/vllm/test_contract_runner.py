@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 from engine_signatures import assignments, calls, holds, in_order, parameters, returned
 from vllm.config import SpeculativeConfig, VllmConfig
@@ -28,6 +30,7 @@ from vllm.v1.spec_decode.eagle import EagleProposer
 from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 from vllm.v1.worker import cpu_worker, gpu_worker
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
+from vllm.v1.worker.gpu import warmup
 from vllm.v1.worker.gpu_input_batch import InputBatch
 from vllm.v1.worker.gpu_model_runner import AsyncGPUModelRunnerOutput, GPUModelRunner
 
@@ -141,12 +144,14 @@ def test_the_batch_and_the_scheduler() -> None:
 
 
 def test_slots_are_reserved_for_the_levels_of_a_draft() -> None:
-    """A shape needs one slot per drafted token after the committed length."""
+    """As many as the property says that we hook into, whatever schedules a step or warms up."""
     assert any(
         "num_lookahead_tokens=self.num_lookahead_tokens" in c for c in calls(Scheduler.schedule, "allocate_slots")
     )
-    branch = "if speculative_config.use_eagle() or speculative_config.uses_draft_model():"
-    assert holds(VllmConfig.num_lookahead_tokens.fget, f"{branch}\n    return self.num_speculative_tokens")
+    wanted = ["vllm_config.num_lookahead_tokens"]
+    assert assignments(Scheduler.__init__, "self.num_lookahead_tokens") == wanted
+    assert "model_runner.vllm_config.num_lookahead_tokens" in inspect.getsource(warmup)
+    assert isinstance(VllmConfig.num_lookahead_tokens, property)
 
 
 def test_the_mask_of_a_head_is_kept_under_one_flag() -> None:

@@ -89,7 +89,7 @@ def test_greedy_text_by_replays(models: GreedyModels, head: str, asynchronous: b
     with captured(models, head, asynchronous) as llm:
         step = runner(llm)._step
         assert step.sizes() == [8, 4, 2, 1]
-        assert len(step.functions) == 4 * (1 + 2 * 3)  # verify; greedy and sampled: draft, walk and extend
+        assert len(step.functions) == 4 * (2 + 2 * 3)  # verify, plain too; greedy and sampled: draft, walk and extend
         replays = counted(step)
         assert generate(llm, PROMPTS) == models.expected
         served = rounds(llm)
@@ -204,8 +204,8 @@ def test_batches_that_are_too_large_for_some_shapes(
             eager.extend([] if is_captured else [batch.shape])
             return is_captured
 
-        def begun(batch: Any, layers: Any) -> None:
-            begin(batch, layers)
+        def begun(batch: Any, *more: Any) -> None:
+            begin(batch, *more)
             eager.extend([batch.drafts.shape] if batch.uniform and not step.can_verify() else [])
 
         monkeypatch.setattr(policy, "choose", chosen)
@@ -263,7 +263,7 @@ def test_the_policy_knows_what_replays_cost(
         step, policy = served._step, served._shapes.chooser.policy
         several = captured_shapes(served._caps)
         assert list(policy.shapes) == list(step.shapes) == several and served._caps in several
-        trees, widths = several[1:], {shape.width for shape in several[1:]}
+        trees, widths = several[1:], {shape.width for shape in several}
         assert len(step.functions) == 4 * (len(widths) + 2 * 4 * len(trees))
         replays = step.functions.replays
         sums = Counter[str]()
