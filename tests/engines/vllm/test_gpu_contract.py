@@ -129,7 +129,7 @@ def test_configurations_have_what_is_refused_on_a_gpu() -> None:
 
 
 def test_the_workspace_is_locked_before_our_captures() -> None:
-    """workspace.py: the lock forbids new resources, which have the stream in their key, and growth of the scratch."""
+    """workspace.py: the lock forbids new resources, which have the stream in their key, and larger scratch."""
     assert holds(GPUModelRunner.capture_model, "lock_workspace()")
     assert holds(defined(V2 / "model_runner.py", "GPUModelRunner.capture_model"), "lock_workspace()")
     (asked,) = calls(WorkspaceManager.get_persistent, "self.get_persistent_resource")
