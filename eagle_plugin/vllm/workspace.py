@@ -14,7 +14,8 @@ def new_resources() -> Iterator[None]:
     """Around captures: kernels may ask vLLM's workspace for resources under keys that it does not have yet.
 
     vLLM locks its workspace after captures of its own, and a key may have the stream, as that of Marlin's locks: every
-    capture is made on another one. The scratch memory stays locked: a larger one would free what vLLM's graphs write to.
+    capture is made on another one. The scratch memory stays locked: vLLM's graphs write to it, and a larger one takes
+    its place.
     """
     if not is_workspace_manager_initialized() or not current_workspace_manager().is_locked():
         yield
