@@ -25,8 +25,11 @@ PASSES = 4
 LONG = 1024  # tokens of long prefixes, at most
 LONG_BATCH = 4  # requests with long prefixes, at most
 SHORTEST = 1e-6  # seconds, where noise hides what a level takes
-NO_MEMORY = "there is no memory for the smallest round whose costs are measured"
 MUCH_FASTER = 1.5  # a round now, over the one that kept costs tell: the machine was busy when they were measured
+NO_MEMORY = (
+    "there is no memory for the smallest round whose costs are measured: leave more of the device's memory free "
+    "(--mem-fraction-static in SGLang, --gpu-memory-utilization in vLLM)"
+)
 
 Key = TypeVar("Key", bound=Hashable)
 Cell = TypeVar("Cell", bound=Hashable)

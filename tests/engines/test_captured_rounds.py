@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import logging
-from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor
 
 from eagle_plugin.core.shape import PLAIN, Shape
-from eagle_plugin.policy.shapes import captured_shapes, shape_for
-from eagle_plugin.runtime import capturing, graph_memory
+from eagle_plugin.policy.shapes import captured_shapes
+from eagle_plugin.runtime import graph_memory
 from eagle_plugin.runtime.captured_rounds import CapturedRounds, FunctionKey, coarse_first
 from eagle_plugin.runtime.capturing import capturer_for, gpu_sizes
 from eagle_plugin.runtime.graph_memory import GraphMemory
@@ -210,32 +209,3 @@ def test_sizes_on_a_gpu() -> None:
     assert sizes == [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256]
     assert coarse_first(sizes[::-1])[:11] == [256, 64, 16, 4, 1, 128, 32, 8, 2, 224, 192]
     assert sorted(coarse_first(sizes[::-1])) == sizes
-
-
-@pytest.mark.parametrize(
-    ("drafts", "most", "sizes", "graphs"), [(3, 256, 20, 540), (15, 256, 20, 792), (15, 1024, 24, 837)]
-)
-def test_how_many_graphs_vllm_gets(drafts: int, most: int, sizes: int, graphs: int) -> None:
-    """The numbers of docs/gpu.md.
-
-    Per size and tree verify; and draft, sums, walk and extend, for greedy and for sampled batches.
-    """
-    rounds = Tabled(shape_for(drafts, on_gpu=True), gpu_sizes(most))
-    trees = [[shape for shape in rounds.shapes_at(size) if shape != PLAIN] for size in rounds.sizes()]
-    assert sum(map(bool, trees)) == sizes and sum(map(len, trees)) * (1 + 2 * 4) == graphs
-
-
-@pytest.mark.parametrize("by_engine", [0, 1000], ids=["at the start", "later"])
-def test_what_an_engine_has_frozen_stays_frozen(by_engine: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An exchange of the head captures in a server that has kept its objects from the collector since its start."""
-    frozen = [by_engine]
-    functions = {
-        "collect": lambda: 0,
-        "freeze": lambda: frozen.append(frozen[-1] + 10),
-        "unfreeze": lambda: frozen.append(0),
-        "get_freeze_count": lambda: frozen[-1],
-    }
-    monkeypatch.setattr(capturing, "gc", SimpleNamespace(**functions))
-    with capturing._frozen_garbage():
-        assert frozen[-1] == by_engine + 10
-    assert (frozen[-1] >= by_engine) and (frozen[-1] > 0) is (by_engine > 0)
