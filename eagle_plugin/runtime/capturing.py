@@ -63,13 +63,18 @@ def capturer_for(
 
 @contextmanager
 def _frozen_garbage() -> Iterator[None]:
-    """Every capture collects garbage: over the objects of its own time only, and not over those of the whole server."""
+    """Every capture collects garbage: over the objects of its own time only, and not over those of the whole server.
+
+    What an engine has frozen before stays so; it cannot be told from what is frozen here, which then stays so too.
+    """
+    was_frozen = gc.get_freeze_count() > 0
     gc.collect()
     gc.freeze()
     try:
         yield
     finally:
-        gc.unfreeze()
+        if not was_frozen:
+            gc.unfreeze()
 
 
 @contextmanager

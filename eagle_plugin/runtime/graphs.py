@@ -15,11 +15,17 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from eagle_plugin.common.errors import UserError
+
 T = TypeVar("T")
 Fields = TypeVar("Fields", bound=NamedTuple)
 WARM_UP_CALLS = 2  # before a capture: Triton compiles and libraries make their handles, which a capture forbids
 MOST_PADDING = 16  # times the requests of a batch: the rows of one request are still few
 WARM_UP_SECONDS = 300.0  # that they may take
+
+
+class RankMissing(UserError):
+    """This rank waits for another one in vain: it cannot go on, and nothing is known to be wrong with what it runs."""
 
 
 class Graph(Protocol):
@@ -55,6 +61,7 @@ class CudaCapturer:
         Raises:
             torch.OutOfMemoryError: also where it is the driver that has no memory left, or where the end of the capture
                 fails because of it.
+            RankMissing: the calls before it do not end.
         """
         try:
             for _ in range(WARM_UP_CALLS):
@@ -83,7 +90,7 @@ def _wait_for_warm_up() -> None:
     end.record()
     while not end.query():
         if time.monotonic() > until:
-            raise RuntimeError(
+            raise RankMissing(
                 f"eagle-plugin: a call before the capture of CUDA graphs has not ended after {WARM_UP_SECONDS:.0f} s; "
                 "another rank may have run out of GPU memory: leave more of it free (--mem-fraction-static in SGLang, "
                 "--gpu-memory-utilization in vLLM)"

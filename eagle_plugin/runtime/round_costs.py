@@ -9,8 +9,10 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from functools import partial
+from itertools import islice
 from typing import Generic, NamedTuple, TypeVar
 
 import torch
@@ -24,6 +26,10 @@ LONG = 1024  # tokens of long prefixes, at most
 LONG_BATCH = 4  # requests with long prefixes, at most
 SHORTEST = 1e-6  # seconds, where noise hides what a level takes
 MUCH_FASTER = 1.5  # a round now, over the one that kept costs tell: the machine was busy when they were measured
+NO_MEMORY = (
+    "there is no memory for the smallest round whose costs are measured: leave more of the device's memory free "
+    "(--mem-fraction-static in SGLang, --gpu-memory-utilization in vLLM)"
+)
 
 Key = TypeVar("Key", bound=Hashable)
 Cell = TypeVar("Cell", bound=Hashable)
@@ -79,7 +85,7 @@ class ReferenceTimes(Generic[Key]):
 def measure(
     timed: ReferenceTimes[Key],
     cells: Sequence[Cell],
-    run: Callable[[Cell], Iterable[Mapping[Key, float]]],
+    run: Callable[[Cell], Generator[Mapping[Key, float], None, None]],
     is_needed: Callable[[Cell], bool],
     in_any_rank: Callable[[bool], bool],
     budget: float,
@@ -88,9 +94,9 @@ def measure(
     """Seconds of the parts of all cells, in each of `PASSES` passes.
 
     run(cell) gives the seconds of the parts that have just run, and may go on after the reference has run.
-    in_any_rank: whether a flag is set in any rank; all ranks run the same cells. budget: seconds, after which cells
-    that are not needed are left out. size_of: where a cell runs out of memory in any rank, no cell of its size or a
-    larger one has a time.
+    in_any_rank: whether a flag is set in any rank; all ranks run the same cells, and each gives its parts in the same
+    order. budget: seconds, after which cells that are not needed are left out. size_of: where a cell runs out of memory
+    in any rank, no cell of its size or a larger one has a time.
 
     Raises:
         torch.OutOfMemoryError: for the smallest cell; nothing is left to measure.
@@ -102,10 +108,12 @@ def measure(
             is_late = in_any_rank(time.perf_counter() > end)
             if size_of(cell) >= too_large or (is_late and not is_needed(cell)):
                 continue
-            if in_any_rank(not _has_room(partial(_run, timed, run, cell, ran[cell]))):
+            with closing(run(cell)) as parts:
+                has_room = _run(timed, parts, ran[cell], in_any_rank)
+            if not has_room:
                 too_large = size_of(cell)
                 if too_large == min(map(size_of, cells)):
-                    raise torch.OutOfMemoryError("there is no memory for the smallest round whose costs are measured")
+                    raise torch.OutOfMemoryError(NO_MEMORY)
                 for other in cells:
                     if size_of(other) >= too_large:
                         timed.forget(ran[other])
@@ -114,15 +122,42 @@ def measure(
     return timed.times()
 
 
+def run_first(call: Callable[[], object], in_any_rank: Callable[[bool], bool]) -> None:
+    """Run what is allocated, read or compiled at the first time, before anything is measured.
+
+    Raises:
+        torch.OutOfMemoryError: in all ranks, if one of them has no memory for it.
+    """
+    if in_any_rank(not _has_room(call)):
+        raise torch.OutOfMemoryError(NO_MEMORY)
+
+
 def _run(
-    timed: ReferenceTimes[Key], run: Callable[[Cell], Iterable[Mapping[Key, float]]], cell: Cell, ran: set[Key]
-) -> None:
-    for parts in run(cell):
-        ran.update(parts)
-        timed.add_all(parts)
+    timed: ReferenceTimes[Key],
+    parts: Iterator[Mapping[Key, float]],
+    ran: set[Key],
+    in_any_rank: Callable[[bool], bool],
+) -> bool:
+    """Run the parts of a cell, and the reference after each; whether all ranks had memory for all of it.
+
+    The reference is a forward in which the ranks wait for each other, in vain for one that ran out of memory just
+    before: each forward begins when all ranks had memory for the one before it.
+    """
+
+    def is_in_all(call: Callable[[], object]) -> bool:
+        return not in_any_rank(not _has_room(call))
+
+    part: list[Mapping[Key, float]] = []
+    while is_in_all(lambda: part.extend(islice(parts, 1))):
+        if not part:
+            return True
+        ran.update(part[0])
+        if not is_in_all(partial(timed.add_all, part.pop())):
+            break
+    return False
 
 
-def _has_room(call: Callable[[], None]) -> bool:
+def _has_room(call: Callable[[], object]) -> bool:
     """Whether a call does not run out of memory."""
     try:
         call()

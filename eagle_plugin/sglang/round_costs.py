@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -32,6 +32,7 @@ from eagle_plugin.runtime.round_costs import (
     is_much_faster,
     measure,
     per_key_and_row,
+    run_first,
     sizes_to_measure,
     slope,
     timed_call,
@@ -114,7 +115,7 @@ class CostMeasurement:
         Where rounds are captured, only of captured batch sizes and of the shapes that are captured for each: a round
         without graphs costs more, and a curve with both kinds would tell the costs of neither.
         """
-        self._phases(1, self._caps, SHORT_PREFIX)  # the first run of anything is slow
+        run_first(lambda: self._phases(1, self._caps, SHORT_PREFIX), in_any_rank)
         with self._requests(1, SHORT_PREFIX):
             timed: ReferenceTimes[tuple[Round, str]] = ReferenceTimes(lambda: self._small_round())
         found = measure(
@@ -159,7 +160,7 @@ class CostMeasurement:
         runs = [partial(lambda shape: sum(self._phases(1, shape, SHORT_PREFIX)), shape) for shape in shapes]
         return is_much_faster(list(zip(kept, runs, strict=True)))
 
-    def _run(self, batch: Batch) -> Iterator[dict[tuple[Round, str], float]]:
+    def _run(self, batch: Batch) -> Generator[dict[tuple[Round, str], float], None, None]:
         b, prefix, shapes = batch
         with self._requests(b, prefix) as one_round:
             for shape in shapes:

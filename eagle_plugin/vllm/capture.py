@@ -26,6 +26,7 @@ from eagle_plugin.vllm.linear_step import LinearStep
 from eagle_plugin.vllm.ranks import in_any_rank
 from eagle_plugin.vllm.step_functions import TargetForward
 from eagle_plugin.vllm.target_adapters import TargetAdapters, can_capture_adapters
+from eagle_plugin.vllm.workspace import new_resources
 
 
 def captured_steps(runner: Any, logger: logging.Logger) -> DecodeStep | None:
@@ -53,7 +54,8 @@ def captured_steps(runner: Any, logger: logging.Logger) -> DecodeStep | None:
         graph_emulator.install()
     step = new_step(runner)
     step.narrows = runner._policy_mode == "auto"
-    with capturer_for(step, kind, logger, graph_capture(runner.device), transparent=attention) as capturer:
+    on_gpu = graph_capture(runner.device)
+    with new_resources(), capturer_for(step, kind, logger, on_gpu, transparent=attention) as capturer:
         step.capture(capturer, _shapes(runner), sizes, graph_memory, with_sums=runner._policy_mode == "auto")
     return step
 

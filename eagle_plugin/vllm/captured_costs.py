@@ -5,7 +5,7 @@ Only rounds of captured shapes are measured, and chosen later: one without graph
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from functools import partial
 from typing import Any
 
@@ -46,12 +46,12 @@ def measure(runner: Any, caps: Shape, budget: float = BUDGET) -> Costs:
     shapes = {b: rounds.measured(b) for b in captured}
     sizes = [b for b in captured if shapes[b]] or captured[:1]
     long = _long(timer, [b for b in sizes if caps in shapes[b]], caps)
-    for shape in shapes[sizes[0]]:  # what is allocated or read at the first time
-        rounds.phases(shape, sizes[0], short)
-    timer.target(sizes[0], 1, short)
+    for shape in shapes[sizes[0]]:
+        round_costs.run_first(partial(rounds.phases, shape, sizes[0], short), in_any_rank)
+    round_costs.run_first(partial(timer.target, sizes[0], 1, short), in_any_rank)
     timed: ReferenceTimes[Key] = ReferenceTimes(lambda: timer.target(1, 1, short))
 
-    def run(batch: tuple[int, int]) -> Iterator[dict[Key, float]]:
+    def run(batch: tuple[int, int]) -> Generator[dict[Key, float], None, None]:
         b, prefix = batch
         if batch == prompt:
             yield {(PROMPT, "prompt"): timer.prompt_token()}
@@ -63,8 +63,9 @@ def measure(runner: Any, caps: Shape, budget: float = BUDGET) -> Costs:
 
     prompt = PROMPT[0], PROMPT[2]
     batches = [*dict.fromkeys([*long, *((b, short) for b in sizes)]), prompt]
+    # The prompt is not smaller than the smallest rounds: nothing can be chosen without those.
     times = round_costs.measure(
-        timed, batches, run, lambda batch: batch[0] <= sizes[0], in_any_rank, budget, lambda batch: batch[0]
+        timed, batches, run, lambda batch: batch[0] <= sizes[0], in_any_rank, budget, lambda b: max(b[0], sizes[0])
     )
     levels: Levels = runner.drafter.levels.kind
     found = {
@@ -96,11 +97,17 @@ def measure(runner: Any, caps: Shape, budget: float = BUDGET) -> Costs:
 
 
 def is_faster_than(runner: Any, caps: Shape, costs: Costs) -> bool:
-    """Whether a round of one request now takes so much less than these costs say that the machine was busy then."""
+    """Whether a round of the fewest requests that were captured, with their widest trees, now takes so much less than
+    these costs say that the machine was busy then."""
     rounds = CapturedRounds(runner, caps)
     b, short = min(runner._step.sizes()), rounds.timer.short
-    run = partial(rounds.phases, caps, b, short)
-    return round_costs.is_much_faster([(costs.round(caps, b, b * short), lambda: sum(run()))])
+    widest = sorted(rounds.measured(b), key=lambda shape: shape.width)[-1:]
+    runs = [(costs.round(shape, b, b * short), partial(_seconds, rounds, shape, b, short)) for shape in widest]
+    return round_costs.is_much_faster(runs)
+
+
+def _seconds(rounds: CapturedRounds, *measured: Any) -> float:
+    return sum(rounds.phases(*measured))
 
 
 def _long(timer: RoundTimer, sizes: list[int], caps: Shape) -> list[tuple[int, int]]:

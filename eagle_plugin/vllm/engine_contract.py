@@ -177,6 +177,12 @@ CONTRACT: Contract = {
         **attributes("world_size rank_in_group cpu_group"),
     },
     "vllm.distributed.parallel_state": {"graph_capture": "device"},
+    "vllm.v1.worker.workspace.WorkspaceManager": {
+        "get_persistent_resource": "self key factory",
+        "is_locked": "self",
+        "lock": "self",
+        "unlock": "self",
+    },
     "vllm.model_executor.layers.fused_moe.experts.cpu_moe.CPUUnquantizedExperts": attributes("apply"),
     # The head.
     **dict.fromkeys(

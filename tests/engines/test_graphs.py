@@ -12,7 +12,8 @@ import torch
 
 from eagle_plugin.runtime import graphs
 from eagle_plugin.runtime.graph_emulator import EmulatedCapturer
-from eagle_plugin.runtime.graphs import Buckets, CapturedFunctions, CudaCapturer, StaticMemory
+from eagle_plugin.runtime.graph_memory import GraphMemory
+from eagle_plugin.runtime.graphs import Buckets, CapturedFunctions, CudaCapturer, RankMissing, StaticMemory
 
 
 def test_views_of_any_size_begin_at_one_address() -> None:
@@ -101,8 +102,13 @@ def test_memory_that_runs_out_in_a_capture_is_named(monkeypatch: pytest.MonkeyPa
         CudaCapturer().capture(launch)
     ended.query = lambda: False  # a rank that waits for another one
     monkeypatch.setattr(graphs, "WARM_UP_SECONDS", 0.01)
-    with pytest.raises(RuntimeError, match="another rank may have run out of GPU memory"):
+    buckets = Buckets([1, 2])
+    with (
+        pytest.raises(RankMissing, match="another rank may have run out of GPU memory"),
+        GraphMemory().tried(buckets, 2),
+    ):
         CudaCapturer().capture(lambda: None)
+    assert 2 in buckets, "the other ranks do not know that it is left out"
 
 
 def test_a_replay_may_write_over_what_later_captures_left() -> None:

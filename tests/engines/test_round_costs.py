@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 import statistics
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +21,7 @@ from eagle_plugin.runtime.round_costs import (
     is_much_faster,
     measure,
     per_key_and_row,
+    run_first,
     sizes_to_measure,
     slope,
 )
@@ -87,7 +90,7 @@ class Rounds:
         monkeypatch.setattr(round_costs, "time", SimpleNamespace(perf_counter=lambda: self.now))
 
     def measured(self, cells: list[int], needed: int, budget: float, in_any_rank: Any = bool) -> dict[int, float]:
-        def run(cell: int) -> Iterator[dict[int, float]]:
+        def run(cell: int) -> Generator[dict[int, float], None, None]:
             self.now += cell
             self.ran.append(cell)
             yield {cell: float(cell)}
@@ -105,7 +108,8 @@ def test_a_spent_budget_leaves_out_what_is_not_needed(monkeypatch: pytest.Monkey
 
 
 def test_all_ranks_leave_out_what_one_has_no_time_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = iter([True, False, True] * PASSES)  # late; enough memory; late
+    # Late; enough memory for the cell, the reference and the end of the cell; late.
+    answers = iter([True, False, False, False, True] * PASSES)
     measured = Rounds(monkeypatch).measured([1, 2], needed=1, budget=100, in_any_rank=lambda mine: next(answers))
     assert set(measured) == {1} and not list(answers)
 
@@ -113,14 +117,14 @@ def test_all_ranks_leave_out_what_one_has_no_time_for(monkeypatch: pytest.Monkey
 def test_a_size_without_memory_in_any_rank_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was measured of it, or of a larger one, before the memory ran out does not count either."""
     rounds = Rounds(monkeypatch)
-    answers = iter([False] * (2 * 3 + 2 + 1) + [True] + [False] * 100)  # in the second pass, a rank cannot run 2
+    answers = iter([False] * (4 * 3 + 4 + 1) + [True] + [False] * 100)  # in the second pass, a rank cannot run 2
     measured = rounds.measured([1, 2, 3], needed=1, budget=100, in_any_rank=lambda mine: next(answers))
     assert measured == {1: 1.0} and rounds.ran == [1, 2, 3, 1, 2, 1, 1]
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("no memory"), RuntimeError("CUDA error: out of memory")])
 def test_a_size_that_runs_out_of_memory_is_no_end(error: RuntimeError) -> None:
-    def run(cell: int) -> Iterator[dict[tuple[int, str], float]]:
+    def run(cell: int) -> Generator[dict[tuple[int, str], float], None, None]:
         yield {(cell, "first"): 1.0}
         if cell > most:
             raise error
@@ -135,8 +139,74 @@ def test_a_size_that_runs_out_of_memory_is_no_end(error: RuntimeError) -> None:
         measure(timed, [1, 2], run, bool, bool, 100.0, int)
 
 
+class Ranks:
+    """Two ranks, each in a thread, which find out together whether a flag is set in any, or that one has gone away."""
+
+    def __init__(self) -> None:
+        self._meeting, self._flags = threading.Barrier(2, timeout=20), [False, False]
+
+    def any_of(self, rank: int) -> Callable[[bool], bool]:
+        def in_any_rank(mine: bool) -> bool:
+            self._flags[rank] = mine
+            self._meeting.wait()
+            found = any(self._flags)
+            self._meeting.wait()
+            return found
+
+        return in_any_rank
+
+    def forward(self) -> float:
+        """One with a collective: both ranks must be in it."""
+        self._meeting.wait()
+        return 1.0
+
+
+@pytest.mark.parametrize("fails_in", ["the cell", "the reference"])
+def test_no_rank_runs_a_forward_while_another_has_no_memory(fails_in: str) -> None:
+    """Else it would wait there for the other one, which asks in vain whether to go on."""
+    ranks, closed = Ranks(), list[int]()
+
+    def measured(rank: int) -> dict[tuple[int, str], float]:
+        forwards = list[str]()
+
+        def reference() -> float:
+            seconds = ranks.forward()
+            forwards.append("reference")
+            if rank == 1 and fails_in == "the reference" and forwards[-2:] == ["first of 4", "reference"]:
+                raise torch.OutOfMemoryError("no memory")
+            return seconds
+
+        def run(cell: int) -> Generator[dict[tuple[int, str], float], None, None]:
+            try:
+                for part in ("first", "second"):
+                    forwards.append(f"{part} of {cell}")
+                    seconds = ranks.forward()
+                    if rank == 1 and fails_in == "the cell" and forwards[-1] == "second of 4":
+                        raise torch.OutOfMemoryError("no memory")
+                    yield {(cell, part): seconds}
+            finally:
+                closed.append(cell)
+
+        return measure(ReferenceTimes(reference), [1, 2, 4], run, bool, ranks.any_of(rank), 100.0, int)
+
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(measured, range(2))
+    assert first == second == {(cell, part): 1.0 for cell in (1, 2) for part in ("first", "second")}
+    assert sorted(closed) == [1] * 2 * PASSES + [2] * 2 * PASSES + [4] * 2
+
+
+def test_the_first_runs_end_in_all_ranks_alike() -> None:
+    def fails() -> None:
+        raise RuntimeError("CUDA error: out of memory")
+
+    run_first(lambda: None, bool)
+    for call, in_any_rank in ((fails, bool), (lambda: None, lambda mine: True)):
+        with pytest.raises(torch.OutOfMemoryError, match="the smallest round"):
+            run_first(call, in_any_rank)
+
+
 def test_another_error_is_no_lack_of_memory() -> None:
-    def run(cell: int) -> Iterator[dict[int, float]]:
+    def run(cell: int) -> Generator[dict[int, float], None, None]:
         raise RuntimeError("another")
 
     with pytest.raises(RuntimeError, match="another"):

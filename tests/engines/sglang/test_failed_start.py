@@ -9,6 +9,7 @@ import skewed_mask
 from serving import answers_of_own_worker
 
 from eagle_plugin.common.errors import UserError
+from eagle_plugin.runtime.graphs import RankMissing
 
 pytest.importorskip("sglang")
 
@@ -32,6 +33,9 @@ def test_the_reason_is_told_and_what_the_user_can_correct_is_raised(monkeypatch:
     def refused() -> None:
         raise UserError("correct it")
 
+    def alone() -> None:
+        raise RankMissing("another rank may have no memory")
+
     def fails() -> None:
         raise AssertionError("one\ntwo")
 
@@ -39,3 +43,5 @@ def test_the_reason_is_told_and_what_the_user_can_correct_is_raised(monkeypatch:
     assert selftest.prepared(fails) == ["a first round failed: one"]
     with pytest.raises(UserError, match="correct it"):
         selftest.prepared(refused)
+    with pytest.raises(RankMissing):  # the other rank would not answer
+        selftest.prepared(alone)

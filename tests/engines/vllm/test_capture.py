@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import logging
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from vllm.config import CompilationConfig, CompilationMode, CUDAGraphMode
+from vllm.v1.worker import workspace
 
+from eagle_plugin.core.shape import PLAIN, Shape
+from eagle_plugin.runtime.captured_rounds import CapturedRounds
 from eagle_plugin.vllm import capture
 from eagle_plugin.vllm.attention import TreeMetadataBuilder
 from eagle_plugin.vllm.graph_modes import wants_graphs
@@ -79,6 +84,82 @@ def test_no_graphs_of_latent_attention(monkeypatch: pytest.MonkeyPatch, caplog: 
     runner.model_config.use_mla = True
     assert capture.captured_steps(runner, logging.getLogger("test")) is None
     assert "latent (MLA)" in caplog.text
+
+
+class Kernels(CapturedRounds[Any]):
+    """Stands for the functions of a step whose kernels ask vLLM's workspace for memory."""
+
+    narrows = False
+
+    def __init__(self, scratch: int) -> None:
+        """scratch: bytes that no kernel keeps."""
+        super().__init__()
+        self._scratch, self.locks = scratch, list[Any]()
+
+    def capture(self, capturer: Any, shapes: Any, sizes: Any, memory: Any, with_sums: bool) -> None:
+        stream = object()  # another one for every capture
+
+        def verify() -> Any:
+            manager = workspace.current_workspace_manager()
+            self.locks.append(manager.get_persistent(("marlin_locks", stream), (4,), torch.int, zero_init=True))
+            manager.get_simultaneous(((self._scratch,), torch.uint8))
+            return self.locks[-1] + 1
+
+        def capture_size(size: int) -> None:
+            self.functions.capture(capturer, ("verify", size, PLAIN, None), verify)
+
+        self._capture_sizes(shapes, sizes, memory, lambda *_: None, capture_size)
+
+
+@pytest.fixture
+def locked(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """vLLM's workspace as it is after captures of its own: locked, with 256 bytes of scratch memory."""
+    monkeypatch.setattr(workspace, "_manager", None)
+    monkeypatch.setattr(torch.accelerator, "empty_cache", lambda: None)
+    workspace.init_workspace_manager(torch.device("cpu"))
+    manager = workspace.current_workspace_manager()
+    manager.get_simultaneous(((256,), torch.uint8))
+    workspace.lock_workspace()
+    return manager
+
+
+def captured(kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setenv("EAGLE_GRAPHS", "emulate")
+    monkeypatch.setattr(capture, "new_step", lambda runner: kernels)
+    monkeypatch.setattr(capture, "graph_capture", lambda device: nullcontext())
+    monkeypatch.setattr(capture, "in_any_rank", bool)
+    runner = runner_of("cpu", compiles=CompilationMode.NONE)
+    vars(runner).update(
+        _caps=Shape(2, 2, 4),
+        _limits=None,
+        _policy_mode="fixed",
+        drafter=SimpleNamespace(masked_rows_per_request=lambda caps: 1),
+        max_num_reqs=2,
+        max_num_tokens=64,
+    )
+    return capture.captured_steps(runner, logging.getLogger("test"))
+
+
+def test_kernels_get_memory_of_their_own_for_our_captures(locked: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Marlin has its locks per stream, and vLLM locks its workspace before our captures begin."""
+    with pytest.raises(AssertionError, match="was not allocated during"):  # the control
+        locked.get_persistent(("marlin_locks", object()), (4,), torch.int)
+    for kernels in (Kernels(256), Kernels(256)):  # at the start, and after an exchange of the head
+        step = captured(kernels, monkeypatch)
+        assert step.sizes() == [2, 1] and len(step.functions) == 2
+        assert len({one.data_ptr() for one in kernels.locks}) == 1
+        assert locked.is_locked()
+        with pytest.raises(AssertionError, match="was not allocated during"):
+            locked.get_persistent(("marlin_locks", object()), (4,), torch.int)
+
+
+def test_our_captures_move_no_scratch_memory_of_vllms_graphs(locked: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    (before,) = locked._current_workspaces
+    with pytest.raises(AssertionError, match="growth is not allowed"):
+        captured(Kernels(257), monkeypatch)
+    assert locked._current_workspaces[0] is before and locked.is_locked()
+    with pytest.raises(AssertionError, match="was not allocated during"):
+        locked.get_persistent(("marlin_locks", object()), (4,), torch.int)
 
 
 @pytest.mark.parametrize("lora", [None, object()], ids=["", "--enable-lora"])

@@ -15,6 +15,7 @@ from vllm.v1.attention.backends import registry
 from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from vllm.v1.worker.gpu_worker import Worker
+from vllm.v1.worker.workspace import WorkspaceManager
 
 from eagle_plugin.vllm import unsupported
 from eagle_plugin.vllm.backend import TreeAttentionBackend
@@ -125,6 +126,19 @@ def test_configurations_have_what_is_refused_on_a_gpu() -> None:
     assert "hisparse_config" in AttentionConfig.__dataclass_fields__
     read = {"VLLM_USE_BREAKABLE_CUDAGRAPH", "VLLM_BATCH_INVARIANT", "VLLM_USE_V2_MODEL_RUNNER"}
     assert read <= vllm.envs.environment_variables.keys()
+
+
+def test_the_workspace_is_locked_before_our_captures() -> None:
+    """workspace.py: the lock forbids new resources, which have the stream in their key, and larger scratch."""
+    assert holds(GPUModelRunner.capture_model, "lock_workspace()")
+    assert holds(defined(V2 / "model_runner.py", "GPUModelRunner.capture_model"), "lock_workspace()")
+    (asked,) = calls(WorkspaceManager.get_persistent, "self.get_persistent_resource")
+    assert asked.startswith("self.get_persistent_resource((torch.Tensor, key), ")
+    for method in (WorkspaceManager.get_persistent_resource, WorkspaceManager._ensure_workspace_size):
+        assert holds(method, "self._locked")
+    assert assignments(WorkspaceManager.unlock, "self._locked") == ["False"]
+    marlin = defined(FOLDER / "model_executor/layers/quantization/utils/marlin_utils.py", "get_marlin_workspace")
+    assert holds(marlin, '("marlin_locks", current_stream())')
 
 
 def test_what_a_graph_with_adapters_keeps_of_its_capture() -> None:
