@@ -14,7 +14,7 @@ from openai import AsyncOpenAI, OpenAIError
 from eagle_plugin.bench.engine import Engine, EngineEndpoint
 from eagle_plugin.bench.questions import Question
 from eagle_plugin.bench.stream_fields import Output, StreamFields
-from eagle_plugin.common.http_failures import describe_failure
+from eagle_plugin.common.http_access import api_key, describe_refusal, key_headers
 
 REQUEST_TIMEOUT_S = 600.0
 FLUSH_TIMEOUT_S = 10.0  # until no request holds the prefix cache
@@ -163,7 +163,7 @@ def connect(server: EngineEndpoint) -> AsyncOpenAI:
     """A client for one run: a connection that was open during a pause of the server may be closed when used again."""
     return AsyncOpenAI(
         base_url=f"{server.url}/v1",
-        api_key="none",
+        api_key=api_key() or "none",
         default_headers=dict(server.headers),
         max_retries=0,  # a silent second try would be timed as a slow first one
         timeout=REQUEST_TIMEOUT_S,
@@ -210,7 +210,7 @@ def flush_prefix_cache(server: EngineEndpoint) -> None:
                     raise LoadError(f"{server.url}: requests still hold the prefix cache after {FLUSH_TIMEOUT_S:.0f} s")
                 time.sleep(0.05)
         except (httpx.HTTPError, KeyError, ValueError) as error:
-            raise LoadError(f"{server.url}: the prefix cache was not emptied: {describe_failure(error)}") from error
+            raise LoadError(f"{server.url}: the prefix cache was not emptied: {describe_refusal(error)}") from error
 
 
 def engine_version(server: EngineEndpoint) -> str:
@@ -220,9 +220,9 @@ def engine_version(server: EngineEndpoint) -> str:
         try:
             return str(client.get(path).raise_for_status().json()["version"])
         except (httpx.HTTPError, KeyError, ValueError) as error:
-            reason = describe_failure(error)
+            reason = describe_refusal(error)
             raise LoadError(f"{server.url}{path} does not return the engine's version: {reason}") from error
 
 
 def _client(server: EngineEndpoint) -> httpx.Client:
-    return httpx.Client(base_url=server.url, timeout=30, trust_env=False, verify=VERIFY_TLS)
+    return httpx.Client(base_url=server.url, headers=key_headers(), timeout=30, trust_env=False, verify=VERIFY_TLS)

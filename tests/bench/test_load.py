@@ -43,6 +43,12 @@ def test_headers_of_an_endpoint_are_sent_with_every_request(peer):
     assert "x-eagle-capture" not in httpx.get(f"{peer.url}/server_info").json()["headers"]
 
 
+def test_the_key_of_the_environment_is_sent(peer, monkeypatch):
+    monkeypatch.setenv("EAGLE_API_KEY", "sk-tr4nquil")
+    ask_all(peer.endpoint, [question("hello")], Sampling(max_tokens=2))
+    assert httpx.get(f"{peer.url}/server_info").json()["headers"]["authorization"] == "Bearer sk-tr4nquil"
+
+
 def test_times_are_those_of_the_wire(peer, pace):
     first_s, gap_s = pace
     (answer,) = ask_all(peer.endpoint, [question("hello")], Sampling(max_tokens=7))

@@ -48,6 +48,7 @@ def test_prompts_rows_journals_and_stores_have_the_rights_of_the_capture(
     finally:
         os.umask(before)
     found = others_may_read(out)
-    assert {"prompts.jsonl", "generated.jsonl", "generated.skipped.jsonl", "rendered.jsonl", "store"} <= set(found)
-    assert len(found) == 8 and set(found.values()) == {mode == 0o644}
+    generated = {f"generated{end}" for end in (".jsonl", ".skipped.jsonl", ".model.json")}
+    assert {"prompts.jsonl", *generated, "rendered.jsonl", "store"} <= set(found)
+    assert len(found) == 9 and set(found.values()) == {mode == 0o644}
     assert stat.S_IMODE(capture.stat().st_mode) == mode

@@ -1,9 +1,12 @@
+import json
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eagle_plugin.learning.data.rows import DataError, TokenRow, format_row
+from eagle_plugin.learning.data.target_files import read_vocab_size
 from eagle_plugin.learning.data.vocabulary import (
     choose_draft_vocabulary,
     count_responses,
@@ -61,6 +64,17 @@ def test_the_file_comes_back_and_a_wrong_one_is_refused(tmp_path):
     path.write_bytes(b"nonsense")
     with pytest.raises(DataError, match="no draft vocabulary"):
         load_draft_vocabulary(path)
+
+
+def test_the_size_of_a_target_whose_file_leaves_it_out(tmp_path):
+    """As Gemma 3 does: it is the default of the class."""
+    architectures, inner = ["Gemma3ForConditionalGeneration"], {"model_type": "gemma3_text", "hidden_size": 64}
+    config = {"model_type": "gemma3", "architectures": architectures, "text_config": inner}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert read_vocab_size(tmp_path) == 262208
+    (tmp_path / "config.json").write_text('{"model_type": "unheard-of"}')
+    with pytest.raises(DataError, match="has vocab_size None, wanted a positive whole number"):
+        read_vocab_size(tmp_path)
 
 
 def test_the_command_counts_training_rows_and_reports_the_held_out_ones(tmp_path, capsys):

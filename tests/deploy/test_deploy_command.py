@@ -65,6 +65,7 @@ class Case:
         self.folder.mkdir(mode=0o700)
         self.served = Served(self.folder, self.target, self.old)
         self.url = ""
+        self.key = ""  # without which the server answers nothing but its metrics
 
     def deploy(self, *options: str, head: Path | None = None) -> int:
         return main(["deploy", str(head or self.new), "--server", self.url, "--folder", str(self.folder), *options])
@@ -82,12 +83,22 @@ def case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Case]:
             self.end_headers()
             self.wfile.write(text.encode())
 
+        def refuses(self) -> bool:
+            refused = bool(made.key) and self.headers.get("Authorization") != f"Bearer {made.key}"
+            if refused:
+                self.send_error(401)
+            return refused
+
         def do_GET(self) -> None:
+            if self.path != "/metrics" and self.refuses():
+                return
             self.answer(made.served.metrics() if self.path == "/metrics" else json.dumps({"data": [{"id": "m"}]}))
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["content-length"])))
             assert body["model"] == "m"
+            if self.refuses():
+                return
             if made.served.looks:
                 made.served.mailbox.look()
             self.answer("{}")
@@ -114,6 +125,16 @@ def test_a_worse_head_goes_back(case: Case, capsys: pytest.CaptureFixture[str]) 
     assert case.deploy() == 1
     assert case.served.head == case.old and "worse, so the old head" in capsys.readouterr().out
     assert json.loads((case.folder / SERVER).read_text())["head"] == str(case.old)
+    assert case.deploy("--no-watch") == 0 and case.served.head == case.new
+
+
+def test_a_server_with_a_key(case: Case, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    monkeypatch.delenv("EAGLE_API_KEY", raising=False)
+    case.key = "sk-tr4nquil"
+    assert case.deploy("--no-watch") == 2 and case.served.head == case.old
+    assert "set EAGLE_API_KEY to a key of this server" in capsys.readouterr().err
+    monkeypatch.setenv("EAGLE_API_KEY", case.key)
     assert case.deploy("--no-watch") == 0 and case.served.head == case.new
 
 

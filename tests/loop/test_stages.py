@@ -35,7 +35,8 @@ def test_the_job_trains_on_the_recorded_traffic_and_measures_what_is_held_out(
     store = tmp_path / "features/recorded"
     assert recipe["data"]["store"] == [str(store)] and stages["traffic"].output == store / "manifest.json"
     # Of other settings nothing is continued.
-    assert stages["traffic"].partial == (tmp_path / "recorded.jsonl", tmp_path / "recorded.skipped.jsonl", store)
+    files = [tmp_path / f"recorded{end}" for end in (".jsonl", ".skipped.jsonl", ".model.json")]
+    assert stages["traffic"].partial == (*files, store)
     assert (recipe["head"]["from"], recipe["budget"]["epochs"]) == (str(tiny_eagle3), 3)
     assert float(recipe["optimiser"]["lr"]) == 1e-5
     held_out = str(tmp_path / "held-out.jsonl")

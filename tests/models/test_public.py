@@ -5,9 +5,10 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import httpx
 import huggingface_hub
 import pytest
-from huggingface_hub.errors import LocalEntryNotFoundError
+from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
 from wild_heads import write
 from wild_layouts import LAYOUTS
 
@@ -113,6 +114,24 @@ def test_without_the_hub(hub: dict[str, Path], capsys: pytest.CaptureFixture[str
         head_folder("amazon/GPT-OSS-20B-P-EAGLE")
     assert main(["models", "path", "gpt-oss-20b"]) == 2
     assert "run: eagle-plugin models get gpt-oss-20b" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        (GatedRepoError, "it is gated: ask for access on its page of the hub, and set HF_TOKEN"),
+        (RepositoryNotFoundError, "there is no such repository, or it is private: correct the name, or set HF_TOKEN"),
+    ],
+)
+def test_without_access(kind: type[Exception], reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    response = httpx.Response(401, request=httpx.Request("GET", "https://hub.invalid/api"))
+
+    def refuse(name: str, **options: object) -> str:
+        raise kind("401 Client Error. (Request ID: 1)\n\nCannot access it.", response=response)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse)
+    with pytest.raises(ModelError, match=rf"own/model could not be fetched .*\({reason}"):
+        fetch_repository("own/model")
 
 
 def test_a_pickle_is_not_fetched(hub: dict[str, Path]) -> None:

@@ -9,8 +9,10 @@ from eagle_plugin.learning.data.generation.journal import Journal
 from eagle_plugin.learning.data.rows import TokenRow, read_rows
 from eagle_plugin.learning.data.sources.prompts import Prompt, format_prompt
 from eagle_plugin.learning.jobs.answers import keep_answers_to
-from eagle_plugin.learning.jobs.runner import _begin_anew
+from eagle_plugin.learning.jobs.recipe import JobRecipe
+from eagle_plugin.learning.jobs.runner import _begin_anew, _is_done
 from eagle_plugin.learning.jobs.stage import Stage
+from eagle_plugin.learning.jobs.stages import data_stages
 
 
 def write_prompts(path: Path, names: str) -> Path:
@@ -53,3 +55,30 @@ def test_what_began_with_other_settings_is_removed(tmp_path: Path) -> None:
     assert not begin(twenty, "another digest")
     done.clear()
     assert not begin(None, "digest") and begin(None, "digest") and not begin(None, "another digest")
+
+
+def test_answers_of_another_target_are_removed_and_asked_again(tmp_path: Path) -> None:
+    """Its name is in no argument of `data generate`."""
+    job = JobRecipe(target="unused", prompts={"builtin": 2}, train={"base": {}})
+    done: dict[str, str] = {}
+
+    def begin(target: str) -> tuple[bool, bool]:
+        """Whether the stage is done before, and what is kept of it then."""
+        (stage,) = [one for one in data_stages(job, Path(target), tmp_path) if one.prompts is not None]
+        skips = [is_done := _is_done(stage, done, "digest")]
+        if not is_done:
+            _begin_anew(stage, done, "digest")
+        kept = {path.exists() for path in stage.partial}
+        assert len(kept) == 1
+        for path in stage.partial:
+            path.mkdir(exist_ok=True) if path.parent.name == "features" else path.write_text("x")
+        done[stage.name] = "digest"
+        return skips[0], kept.pop()
+
+    (tmp_path / "features").mkdir()
+    assert begin("models/llama") == (False, False)
+    assert begin("models/llama") == (True, True)
+    assert begin("models/llama-2") == (False, False)
+    begun = next(key for key in done if key.startswith("begun"))
+    done[begun] = json.dumps(json.loads(done[begun])[:2])  # a version that did not note the target
+    assert begin("models/llama") == (True, True)

@@ -45,6 +45,9 @@ class TokenEndpoint:
         default answer.
     requests: the bodies of the requests, in order.
     headers: of every answer.
+    model: that it lists.
+    key: the API key, without which it answers nothing.
+    listing: status of its list of models.
     port: 0 for any.
     """
 
@@ -55,9 +58,12 @@ class TokenEndpoint:
         delay_s: float = 0.0,
         headers: Mapping[str, str] | None = None,
         port: int = 0,
+        model: str = "the-target",
+        key: str = "",
     ) -> None:
         self.requests: list[dict[str, Any]] = []
         self._connections: list[socket.socket] = []
+        self.listing = 200
         self._style, self._behaviour, self._delay_s = style, behaviour, delay_s
         endpoint = self
 
@@ -69,13 +75,22 @@ class TokenEndpoint:
                 endpoint._connections.append(self.connection)
 
             def do_GET(self) -> None:
-                self._send(200, {"data": [{"id": "the-target"}]})
+                if self._has_key():
+                    self._send(endpoint.listing, {"data": [{"id": model}]})
 
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                if not self._has_key():
+                    return
                 endpoint.requests.append(body)
                 time.sleep(endpoint._delay_s)
                 self._send(*endpoint._answer(self.path, body))
+
+            def _has_key(self) -> bool:
+                given = self.headers.get("Authorization")
+                if key and given != f"Bearer {key}":
+                    self._send(401, {"error": f"wrong key: {given}"})  # as some gateways write it
+                return not key or given == f"Bearer {key}"
 
             def _send(self, status: int, body: dict[str, Any]) -> None:
                 data = json.dumps(body).encode()

@@ -30,7 +30,8 @@ examples:
 
 After an interruption, or if documents are missing at the end, run the same command again: finished prompts are not
 asked again, and answers whose states are not in the store are sent as prompts. --out has the answers as token rows,
-which `eagle-plugin data vocabulary` reads. The servers and this command must see the same store.
+which `eagle-plugin data vocabulary` reads. The servers and this command must see the same store. EAGLE_API_KEY, or else
+OPENAI_API_KEY, is the key for servers that want one.
 """
 
 

@@ -57,7 +57,8 @@ examples:
   torchrun --nproc-per-node 8 -m eagle_plugin.learning.data.extract rows.jsonl --target models/llama --store /nvme/f
 
 After an interruption, or if a shard is lost or damaged, run the same command again: it reads the shards that are
-there, and extracts exactly the others. The result has the same bytes as that of a run without interruption.
+there, and extracts exactly the others. The result has the same bytes as that of a run without interruption. With
+--endpoint, EAGLE_API_KEY, or else OPENAI_API_KEY, is the key for servers that want one.
 Object stores take their settings from the environment: AWS_ENDPOINT, AWS_REGION, AWS_ACCESS_KEY_ID, ...
 """
 

@@ -28,7 +28,8 @@ examples:
 After an interruption, run the same command again: finished prompts are not asked again. Prompts that gave no row are in
 rows.skipped.jsonl with the reason; remove a line to have its prompt asked again. Without --temperature a prompt is
 answered at the temperature of its own request, or at 0 or 1 if it has none. Prompts of one temperature are asked
-together, because servers are slower on batches that mix greedy and sampled requests.
+together, because servers are slower on batches that mix greedy and sampled requests. EAGLE_API_KEY, or else
+OPENAI_API_KEY, is the key for servers that want one. A rate limit is waited for.
 """
 
 

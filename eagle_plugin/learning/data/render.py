@@ -58,8 +58,7 @@ def render_prompt(
     # With stop strings nobody knows whether one of them ended the answer, or a stop token.
     cut = limited or bool(chat and prompt.sampling.get("stop") and not chat[-1].get("tool_calls"))
     given, effort = prompt.sampling.get("chat_template_kwargs"), prompt.sampling.get("reasoning_effort")
-    # Both engines give the effort to the chat template.
-    variables: dict[str, Any] = {} if effort is None else {"reasoning_effort": effort}
+    variables = _effort_variables(effort)
     day = date or _day_of(prompt)
     variables |= {} if day is None else {"strftime_now": day.strftime}
     variables |= given if isinstance(given, dict) else {}
@@ -78,6 +77,17 @@ def render_prompt(
             )
         else:
             yield turn
+
+
+def _effort_variables(effort: Any) -> dict[str, Any]:
+    """What the engines give to the chat template for `reasoning_effort`, unless the request says it itself.
+
+    `thinking`, which other templates read for the same, is set by SGLang alone: a record does not say its engine.
+    """
+    if effort is None:
+        return {}
+    thinks = effort != "none"
+    return {"reasoning_effort": effort, "enable_thinking": thinks, "thinking": thinks}
 
 
 def _day_of(prompt: Prompt) -> datetime.date | None:

@@ -50,9 +50,22 @@ def read_vocab_size(folder: str | Path) -> int:
     path = Path(folder) / "config.json"
     config = read_target_json(path)
     size = (config.get("text_config") or config).get("vocab_size")
+    if size is None:
+        size = _default_vocab_size(folder)
     if type(size) is not int or size < 1:
         raise DataError(f"{path} has vocab_size {size!r}, wanted a positive whole number; give the target's own folder")
     return size
+
+
+def _default_vocab_size(folder: str | Path) -> Any:
+    """That of the class of the config, which Gemma 3 does not repeat in its file; None where there is none."""
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    except Exception:  # of as many kinds as there are classes; the sentence about the missing key says what to do
+        return None
+    return getattr(config.get_text_config(), "vocab_size", None)
 
 
 def read_target_json(path: Path, needed: bool = True) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from filelock import FileLock, Timeout
 from eagle_plugin.common.atomic_io import write_output
 from eagle_plugin.common.deploy_folder import ANSWER, FOLDER, REQUEST, SERVER, Served
 from eagle_plugin.common.errors import UserError
-from eagle_plugin.common.http_failures import describe_failure
+from eagle_plugin.common.http_access import describe_refusal, request_options
 from eagle_plugin.common.json_files import kept_object, read_object
 
 LOCK = ".deploy.lock"
@@ -108,11 +108,12 @@ class ServedHead:
         """Ask for three tokens: the server looks for a request between two rounds, and without traffic it has none."""
         body = {"model": "default", "prompt": "Hello", "max_tokens": 3, "temperature": 0}
         try:
-            models = httpx.get(f"{self._url}/v1/models", timeout=15, trust_env=False).raise_for_status().json()
+            options = request_options()
+            models = httpx.get(f"{self._url}/v1/models", timeout=15, **options).raise_for_status().json()
             body["model"] = models["data"][0]["id"]
-            answer = httpx.post(f"{self._url}/v1/completions", json=body, timeout=ANSWER_SECONDS, trust_env=False)
+            answer = httpx.post(f"{self._url}/v1/completions", json=body, timeout=ANSWER_SECONDS, **options)
             answer.raise_for_status()
         except (httpx.HTTPError, httpx.InvalidURL, KeyError, IndexError, TypeError, ValueError) as error:
             raise DeployError(
-                f"{self._url} does not answer ({describe_failure(error)}); give the URL of the server"
+                f"{self._url} does not answer ({describe_refusal(error)}); give the URL of the server"
             ) from error

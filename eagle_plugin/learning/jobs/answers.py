@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle_plugin.common.atomic_io import write_output
+from eagle_plugin.learning.data.generation.journal import output_files
 from eagle_plugin.learning.data.rows import prompt_id_of
 from eagle_plugin.learning.data.sources.prompts import read_prompts
 
@@ -15,6 +16,11 @@ from eagle_plugin.learning.data.sources.prompts import read_prompts
 def features_of(rows: Path) -> Path:
     """The feature store of a file of token rows."""
     return rows.parent / "features" / rows.stem
+
+
+def made_of_answers(rows: Path) -> tuple[Path, ...]:
+    """What one stage makes while the target answers: the rows, the files beside them, and their features."""
+    return *output_files(rows), features_of(rows)
 
 
 def keep_answers_to(prompts: Path, rows: Path) -> int:
@@ -32,7 +38,7 @@ def keep_answers_to(prompts: Path, rows: Path) -> int:
         return own, len(lines) - len(own)
 
     answers, removed = kept(rows, "id")
-    skipped = rows.with_suffix(".skipped.jsonl")
+    _, skipped, _ = output_files(rows)
     if removed:
         shutil.rmtree(features_of(rows), ignore_errors=True)
         write_output(rows, answers)

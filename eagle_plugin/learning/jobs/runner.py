@@ -87,7 +87,7 @@ def run_job(
             title = f"{number}/{len(stages)} {stage.name}"
             digest = hashlib.sha256(json.dumps([digest, stage.args, stage.recipe]).encode()).hexdigest()
             began = time.monotonic()
-            if done.get(stage.name) == digest and stage.output.exists():
+            if _is_done(stage, done, digest):
                 console.print(f"{title}: done before", highlight=False)
                 watch.stage(number, stage.name)
             else:
@@ -127,14 +127,30 @@ def run_job(
             _link_head(out, list(job.train)[-1])
 
 
+def _is_done(stage: Stage, done: dict[str, str], digest: str) -> bool:
+    """Whether the output is there, and of these stages and settings."""
+    same = stage.settings is None or not _began_otherwise(stage, done, digest)
+    return same and done.get(stage.name) == digest and stage.output.exists()
+
+
+def _began_otherwise(stage: Stage, done: dict[str, str], digest: str) -> bool:
+    noted = done.get(_begun(stage))
+    if stage.settings is None:
+        return noted != digest
+    # Jobs of earlier versions noted fewer settings of a stage, or none.
+    return noted is not None and not stage.settings.startswith(noted.removesuffix("]"))
+
+
 def _begin_anew(stage: Stage, done: dict[str, str], digest: str) -> None:
     """Remove what the stage would continue, if it began with other settings."""
-    key, settings = f"begun: {stage.name}", digest if stage.settings is None else stage.settings
-    # Jobs of earlier versions did not note the settings of a stage.
-    if done.get(key, settings if stage.settings is not None else "") != settings:
+    if _began_otherwise(stage, done, digest):
         for path in stage.partial:
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-    done[key] = settings
+    done[_begun(stage)] = digest if stage.settings is None else stage.settings
+
+
+def _begun(stage: Stage) -> str:
+    return f"begun: {stage.name}"
 
 
 def _attempt(stage: Stage, job: JobRecipe, target: Path, home: Path, console: Console, log: Path, watch: Watch) -> None:

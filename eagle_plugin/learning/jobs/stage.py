@@ -19,7 +19,7 @@ class Stage(NamedTuple):
     needs_server: bool = False
     recipe: str = ""  # of a training run: the content of the file that args[1] names
     partial: tuple[Path, ...] = ()  # what the sub-command continues; removed if it began with other `settings`
-    settings: str | None = None  # None: all stages up to this one
+    settings: str | None = None  # a list as JSON, of what makes another output; None: all stages up to this one
     prompts: Path | None = None  # answers to others, in the output, are removed
     module: str | None = None  # that Python runs with `args`; None: eagle-plugin
 

@@ -12,7 +12,7 @@ import yaml
 from eagle_plugin.learning.data.sources.builtin_prompts import SHAREGPT
 from eagle_plugin.learning.data.sources.sets import SETS
 from eagle_plugin.learning.data.sources.training_sets import TRAINING_SETS
-from eagle_plugin.learning.jobs.answers import features_of
+from eagle_plugin.learning.jobs.answers import features_of, made_of_answers
 from eagle_plugin.learning.jobs.judge_stages import judge_stages
 from eagle_plugin.learning.jobs.recipe import JobError, JobRecipe
 from eagle_plugin.learning.jobs.stage import Stage, check_known, terms_options
@@ -126,8 +126,8 @@ def _prompt_stages(job: JobRecipe, target: Path, data: Path) -> Iterator[Stage]:
         args,
         rows,
         needs_server=not endpoints,
-        partial=(rows, rows.with_suffix(".skipped.jsonl"), features_of(rows)),
-        settings=json.dumps([ask.max_tokens, ask.temperatures]),
+        partial=made_of_answers(rows),
+        settings=json.dumps([ask.max_tokens, ask.temperatures, str(target)]),
         prompts=prompts,
     )
     if job.recorded is not None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from eagle_plugin.bench.choices import default_engine
-from eagle_plugin.learning.jobs.answers import features_of
+from eagle_plugin.learning.jobs.answers import features_of, made_of_answers
 from eagle_plugin.learning.jobs.recipe import JobRecipe, TrafficSettings
 from eagle_plugin.learning.jobs.stage import Stage
 
@@ -44,9 +44,8 @@ def traffic_stages(job: JobRecipe, traffic: TrafficSettings, target: Path, data:
     }
     # What a run before this one has recorded stays, if the same was asked of the same.
     settings = json.dumps([target, job.compare, chosen, asked], default=str)
-    made = rows, rows.with_suffix(".skipped.jsonl"), store
     values = {"target": target, "head": job.compare, "folder": data, **asked}
-    yield step("traffic", store / "manifest.json", values, made, settings)
+    yield step("traffic", store / "manifest.json", values, made_of_answers(rows), settings)
 
 
 def accept_stages(

@@ -235,6 +235,21 @@ def test_template_variables_of_the_request_reach_the_template(tokenizer):
     assert tokenizer.decode(row.prompt_ids).startswith("low\n<|im_start|>user")
 
 
+@pytest.mark.parametrize(
+    ("sampling", "written"),
+    [
+        ({}, "- -"),
+        ({"reasoning_effort": "none"}, "False False"),
+        ({"reasoning_effort": "low"}, "True True"),
+        ({"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}}, "True False"),
+    ],
+)
+def test_the_effort_switches_thinking_as_in_the_engines(tokenizer, sampling, written):
+    tokenizer.chat_template = "{{ enable_thinking | default('-') }} {{ thinking | default('-') }}\n" + NO_SYSTEM
+    (row,) = render_prompt(Prompt("a", "test", messages=TURNS[1:3], sampling=sampling), ChatRenderer(tokenizer, [2]))
+    assert tokenizer.decode(row.prompt_ids).startswith(f"{written}\n<|im_start|>user")
+
+
 def test_long_rows_lose_the_end_of_the_answer_and_never_of_the_prompt(tokenizer):
     whole = render(tokenizer, TURNS)[2]
     prompt, answer = len(whole.prompt_ids), len(whole.response_ids)

@@ -105,6 +105,20 @@ def test_a_tool_call_goes_on_only_with_a_recorded_result_of_that_tool(recorded_t
         assert server.requests[-1]["messages"][-1]["tool_call_id"] == "new"
 
 
+def test_calls_that_no_parser_finds_are_told_from_other_calls(tmp_path, out):
+    messages = [
+        {"role": "user", "content": "what time is it?"},
+        {"role": "assistant", "tool_calls": [{"type": "function", "function": {"name": "clock", "arguments": {}}}]},
+        {"role": "tool", "name": "clock", "content": "noon"},
+    ]
+    with TokenEndpoint() as server:
+        for tools in ([{"type": "function", "function": {"name": "clock"}}], None):
+            run(write(tmp_path / "p", Prompt(f"t{bool(tools)}", "test", messages=messages, tools=tools)), out, server)
+    reasons = {skip["prompt"]: skip["reason"] for skip in skipped(out)}
+    assert "returned no call; if the target writes calls, start the server with --tool-call-parser" in reasons["tTrue"]
+    assert reasons["tFalse"] == "the recorded results are for other calls"
+
+
 def test_temperatures_are_assigned_and_asked_in_blocks(tmp_path, out):
     shaped = {"temperature": 0.5, "chat_template_kwargs": {"enable_thinking": False}, "top_k": 3}
     prompts = [chat(n) for n in range(20)] + [chat(99, sampling=shaped)]

@@ -98,6 +98,17 @@ def test_a_stream_of_tool_calls_is_joined(write_lines: Callable[..., str]):
     assert record.answer.message["tool_calls"] == [{"id": "c1", "function": {"name": "f", "arguments": '{"a": 1}'}}]
 
 
+@pytest.mark.parametrize("field", [{"continue_final_message": True}, {"add_generation_prompt": False}])
+def test_of_an_answer_that_the_client_began_the_prompt_is_kept(field: dict[str, bool], write_lines: Callable[..., str]):
+    turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Sure, "}]
+    choices = [{"message": {"role": "assistant", "content": "here it is"}, "finish_reason": "stop"}]
+    for body in ({"messages": turns}, {"messages": turns, "choices": choices}, {"prompt": turns}):
+        (record,) = read_records(write_lines(body | field))
+        assert normalise(record, False).messages == turns[:1]
+        with pytest.raises(Unusable, match="answer that the client began"):
+            normalise(record, True)
+
+
 def test_text_generation_and_lists_of_prompts(write_lines: Callable[..., str]):
     (record,) = read(write_lines(LINES["sagemaker text generation"][1]))
     assert (record.prompt, record.sampling, record.answer and record.answer.text) == ("Once", {"max_tokens": 9}, "upon")

@@ -7,7 +7,9 @@ import types
 from dataclasses import asdict
 from pathlib import Path
 
+import httpx
 import pytest
+from huggingface_hub.errors import GatedRepoError
 
 from eagle_plugin.cli import main
 from eagle_plugin.common.file_digests import hash_file
@@ -82,6 +84,18 @@ def test_what_is_refused(options, message, tmp_path, capsys, monkeypatch) -> Non
     assert main(["data", "set", *given, "--out", str(out)]) == 2
     err = capsys.readouterr().err
     assert message in err and err.count("\n") == 1 and not out.exists()
+
+
+def test_a_gated_set_says_what_to_do(tmp_path, monkeypatch, capsys) -> None:
+    response = httpx.Response(401, request=httpx.Request("GET", "https://hub.invalid/api"))
+
+    def refuse(self, repo, revision):
+        raise GatedRepoError("401 Client Error. (Request ID: 1)\n\nCannot access gated repo.", response=response)
+
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", refuse)
+    assert main(["data", "set", "gsm8k", "--out", str(tmp_path / "chats.jsonl")]) == 2
+    assert "it is gated: ask for access on its page of the hub, and set HF_TOKEN" in capsys.readouterr().err
 
 
 def test_a_package_and_the_hub_by_its_commit(tmp_path, monkeypatch) -> None:

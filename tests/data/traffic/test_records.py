@@ -193,6 +193,23 @@ def test_token_ids_are_kept_where_they_can_be_filtered(write: Write, filters: An
     assert record["prompt_token_ids"] == [1, 2, 3] and record["response"]["token_ids"] == [7, 8]
 
 
+def test_token_ids_of_a_chat_have_other_names_in_sglang(write: Write) -> None:
+    private = PrivacyFilter(PrivacySettings("drop"))
+    private._tokenizer = SimpleNamespace(decode=str)
+    body = answered("Hello", prompt_token_ids=[1, 2, 3], response_token_ids=[7, 8])
+    (record,) = write(exchange(chat("Hi"), body), private=private)
+    assert record["prompt_token_ids"] == [1, 2, 3] and record["response"]["token_ids"] == [7, 8]
+
+
+@pytest.mark.parametrize("field", [{"continue_final_message": True}, {"add_generation_prompt": False}])
+def test_an_answer_that_the_client_began_is_counted(field: dict[str, bool], write: Write) -> None:
+    """As a turn of its own it would be rendered after an end that the target did not write."""
+    body = chat("Hi")
+    body["messages"].append({"role": "assistant", "content": "Sure, "})
+    assert write(exchange(body | field, answered("here it is"))) == []
+    assert write.writer.counts["dropped:unusable"] == 1
+
+
 def test_token_ids_of_a_stream_are_joined(write: Write) -> None:
     events = [{"prompt_token_ids": [1, 2], **delta(content="A")}, delta(content="B"), delta(finish="stop")]
     for event, ids in zip(events, ([3], [4, 5], None), strict=True):

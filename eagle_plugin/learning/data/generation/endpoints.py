@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
 
-from eagle_plugin.common.http_failures import describe_failure
+from eagle_plugin.common.http_access import describe_refusal
 from eagle_plugin.common.url_credentials import without_credentials
+from eagle_plugin.learning.data.generation.waiting import PATIENCE_S, Pause, asks_to_wait
 from eagle_plugin.learning.data.rows import DataError
 
 RETRIES = 5
 FIRST_PAUSE_S = 0.5  # doubled after every failure
 LISTING_S = 8.0  # for the list of models, which needs no model to compute
 FIRST_TOKEN_S = 120.0  # for the first answer, of one token; a server that is busy may let it wait
-_BUSY = (408, 429)  # retried, like every 5xx
+_TIMED_OUT = 408  # retried, like every 5xx
 _MISDIRECTED = (401, 403, 404, 405)  # the URL or the model name is wrong, not the prompt
 
 
@@ -81,9 +83,12 @@ class TargetEndpoint:
     model: str = ""  # empty: the first model that the server lists
     first_pause_s: float = FIRST_PAUSE_S
     dead: str = ""  # why it is not used any more; empty while it is used
+    told: Callable[[str], None] = lambda text: None  # once, that the server limits the rate
     collects: bool = False  # whether the server is to store the hidden states of what it is asked
     tries: int = RETRIES  # of a request that fails
     _base: str = field(init=False)
+    _pause: Pause = field(init=False, default_factory=Pause)
+    _waited: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
         self._base = self.url.rstrip("/").removesuffix("/v1")
@@ -93,6 +98,11 @@ class TargetEndpoint:
         """The URL as it is shown: without credentials."""
         return without_credentials(self.url)
 
+    @property
+    def model_name(self) -> str:
+        """The last part of the model's path or name: the folder can be another one on each machine."""
+        return self.model.rstrip("/").rpartition("/")[2]
+
     async def open(self) -> None:
         """Get the name of the model and check that answers have token ids.
 
@@ -101,11 +111,11 @@ class TargetEndpoint:
             DataError: it answers without token ids.
         """
         try:
-            models = await self.client.get(f"{self._base}/v1/models", timeout=LISTING_S)
+            models = await self._send(lambda: self.client.get(f"{self._base}/v1/models", timeout=LISTING_S))
             models.raise_for_status()
-            self.model = self.model or models.json()["data"][0]["id"]
+            self.model = self.model or str(models.json()["data"][0]["id"])
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise EndpointDead(describe_failure(error)) from error
+            raise EndpointDead(describe_refusal(error)) from error
         except (ValueError, LookupError, TypeError) as error:
             raise EndpointDead("/v1/models lists no model; name one with --model") from error
         first: dict[str, Any] = {"max_tokens": 1, "temperature": 0}
@@ -143,20 +153,18 @@ class TargetEndpoint:
             if attempt:
                 await asyncio.sleep(pause)
                 pause *= 2
-            if self.dead:  # set by another request during this one
-                raise EndpointDead(self.dead)
             try:
-                response = await self.client.post(f"{self._base}/v1/{route}", json=body)
+                response = await self._send(lambda: self.client.post(f"{self._base}/v1/{route}", json=body))
             except httpx.TransportError as error:
-                reason = describe_failure(error)
+                reason = describe_refusal(error)
                 continue
-            if response.status_code in _BUSY or response.status_code >= 500:
-                reason = describe_failure(response)
+            if response.status_code == _TIMED_OUT or response.status_code >= 500:
+                reason = describe_refusal(response)
                 continue
             if response.status_code in _MISDIRECTED:
-                raise EndpointDead(describe_failure(response))
+                raise EndpointDead(describe_refusal(response))
             if response.is_error:
-                raise RequestRefused(describe_failure(response), final=True)
+                raise RequestRefused(describe_refusal(response), final=True)
             if self.collects and not stores_states(response):
                 raise EndpointDead(
                     "it does not store hidden states: wanted a server with eagle-plugin, started with EAGLE_FEATURES"
@@ -166,11 +174,30 @@ class TargetEndpoint:
             raise RequestRefused(f"{reason}, {times(self.tries)}", final=False)
         raise EndpointDead(f"{reason}, {times(self.tries)}")
 
+    async def _send(self, request: Callable[[], Awaitable[httpx.Response]]) -> httpx.Response:
+        """The response to a request, which is sent again for as long as the server only asks to wait."""
+        pause = self.first_pause_s
+        while True:
+            await self._pause.over()
+            if self.dead:  # set by another request during this one
+                raise EndpointDead(self.dead)
+            response = await request()
+            if not asks_to_wait(response):
+                self._pause.end()
+                return response
+            if not self._waited:
+                self._waited = True
+                self.told(f"{self.name} wants requests later ({describe_refusal(response)}); waiting")
+            if not self._pause.lengthen(response, pause):
+                raise EndpointDead(f"{describe_refusal(response)}, to every request for {PATIENCE_S / 60:g} minutes")
+            pause *= 2
+
     async def _is_alive(self) -> bool:
         try:
-            return (await self.client.get(f"{self._base}/v1/models", timeout=10)).is_success
+            response = await self.client.get(f"{self._base}/v1/models", timeout=10)
         except httpx.TransportError:
             return False
+        return response.is_success or asks_to_wait(response)
 
     def _read(self, response: httpx.Response) -> GeneratedAnswer:
         try:

@@ -20,6 +20,12 @@ from eagle_plugin.learning.data.sources.prompts import Prompt
 
 # Parts of the recorded request that chat templates read, and that are sent again for that reason.
 _TEMPLATE_PARAMETERS = ("chat_template_kwargs", "reasoning_effort")
+_OTHER_CALLS = "tools differ", "the recorded results are for other calls"
+_NO_CALLS = (
+    "no tool call",
+    "results of tools are recorded here, and the server returned no call; if the target writes calls, start the server "
+    "with --tool-call-parser",
+)
 
 
 @dataclass(frozen=True)
@@ -122,8 +128,9 @@ async def run_rollout(
                 calls = answer.message.get("tool_calls") or []
                 results = _take_results(calls, remaining)
                 if results is None:
-                    reason = "the recorded results are for other calls"
-                    return Rollout(rows, SkippedTurn(len(rows), "tools differ", reason))
+                    # Without tools in the request no parser looks for calls.
+                    why = _NO_CALLS if prompt.tools and not calls else _OTHER_CALLS
+                    return Rollout(rows, SkippedTurn(len(rows), *why))
                 history += [answer.message, *results]
                 answer_is_due = bool(calls)
     except RequestRefused as error:

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 
+from eagle_plugin.common.http_access import key_headers, tls_context
 from eagle_plugin.common.progress import ProgressBars, report_progress
 from eagle_plugin.learning.data.generation.endpoints import (
     FIRST_PAUSE_S,
@@ -132,6 +133,8 @@ async def generate(
         return stats, []
     async with make_client(settings) as client:
         endpoints = await open_endpoints(urls, client, settings, console)
+        for endpoint in [one for one in endpoints if not one.dead][:1]:
+            journal.continue_with(endpoint.model_name)
         with ProgressBars(*columns, TextColumn("{task.fields[rate]}"), TimeRemainingColumn(), console=console) as bar:
             task = bar.add_task("generating", total=queue.total, completed=queue.total - queue.left, rate="")
 
@@ -177,24 +180,48 @@ async def generate(
 async def open_endpoints(
     urls: Sequence[str], client: httpx.AsyncClient, settings: GenerationSettings, console: Console
 ) -> list[TargetEndpoint]:
-    """The servers, each asked for one token; those that do not answer are marked as dead."""
+    """The servers, each asked for one token; those that do not answer are marked as dead.
+
+    Raises:
+        DataError: they serve different models, or one returns no token ids.
+    """
     endpoints = [
         TargetEndpoint(
-            url, client, settings.model, settings.first_pause_s, collects=settings.collects, tries=settings.tries
+            url,
+            client,
+            settings.model,
+            settings.first_pause_s,
+            collects=settings.collects,
+            tries=settings.tries,
+            told=lambda text: console.print(escape(text), highlight=False),
         )
         for url in urls
     ]
     names = ", ".join(escape(endpoint.name) for endpoint in endpoints)
     console.print(f"asking {names} for one token", highlight=False)
     await asyncio.gather(*(_open(endpoint, console) for endpoint in endpoints))
+    _refuse_two_models([endpoint for endpoint in endpoints if not endpoint.dead])
     return endpoints
 
 
+def _refuse_two_models(endpoints: Sequence[TargetEndpoint]) -> None:
+    for other in endpoints[1:]:
+        if other.model_name != endpoints[0].model_name:
+            raise DataError(
+                f"{endpoints[0].name} serves the model {endpoints[0].model} and {other.name} {other.model}, wanted one "
+                "target; leave one out, or name the model of all with --model or with their --served-model-name"
+            )
+
+
 def make_client(settings: GenerationSettings) -> httpx.AsyncClient:
-    """The client of all requests of a run."""
+    """The client of all requests of a run.
+
+    Raises:
+        UserError: the key or the certificates of the environment cannot be used.
+    """
     timeout = httpx.Timeout(settings.timeout_s, connect=CONNECT_TIMEOUT_S)
-    transport = _Transport(limits=httpx.Limits(max_connections=None), trust_env=False)
-    return httpx.AsyncClient(timeout=timeout, transport=transport, trust_env=False)
+    transport = _Transport(verify=tls_context(), limits=httpx.Limits(max_connections=None), trust_env=False)
+    return httpx.AsyncClient(timeout=timeout, transport=transport, headers=key_headers(), trust_env=False)
 
 
 class _Transport(httpx.AsyncHTTPTransport):

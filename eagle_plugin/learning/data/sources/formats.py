@@ -15,7 +15,7 @@ from eagle_plugin.learning.data.rows import DataError, are_ids
 from eagle_plugin.learning.data.sources.answers import UNFINISHED, RecordedAnswer, read_answers
 from eagle_plugin.learning.data.sources.conversation import Unusable
 from eagle_plugin.learning.data.sources.record_files import LocatedObject, SkippedRecord, read_objects
-from eagle_plugin.learning.data.sources.request_fields import read_date, read_sampling, read_tools
+from eagle_plugin.learning.data.sources.request_fields import continues_answer, read_date, read_sampling, read_tools
 from eagle_plugin.learning.data.sources.responses_api import responses_messages, responses_tools
 
 FORMATS = {
@@ -45,6 +45,7 @@ class Record:
     prompt_ids: list[int] | None = None  # of the rendered prompt, if they were recorded
     target: dict[str, str] | None = None  # that gave the answer: name and digests, in traffic that this plugin recorded
     date: str | None = None  # on which the request was answered, as YYYY-MM-DD in UTC, if it was recorded
+    continues: bool = False  # whether the client gave the beginning of the answer, as the last message
     changes: tuple[str, ...] = ()  # what was left out of the request, for the counts of the command
 
 
@@ -162,7 +163,7 @@ def _parse_request(body: Any, where: str) -> list[Record]:
     base = Record(where, "", tools=read_tools(body), sampling=sampling, changes=changes, date=read_date(body))
     answers = read_answers(body)
     if isinstance(body.get("messages"), list):
-        return [replace(base, messages=body["messages"], answer=answers.get(0))]
+        return [replace(base, messages=body["messages"], answer=answers.get(0), continues=continues_answer(body))]
     given = body.get("prompt", body.get("inputs"))
     if "prompt" not in body:
         sampling, changes = read_sampling(body.get("parameters"))
@@ -170,7 +171,7 @@ def _parse_request(body: Any, where: str) -> list[Record]:
     if isinstance(body.get("completion"), str):
         answers = {0: RecordedAnswer(text=body["completion"])}
     if isinstance(given, list) and given and isinstance(given[0], dict) and "role" in given[0]:
-        return [replace(base, messages=given, answer=answers.get(0))]
+        return [replace(base, messages=given, answer=answers.get(0), continues=continues_answer(body))]
     prompts = given if isinstance(given, list) and not are_ids(given) else [given]
     if not prompts or not all(isinstance(prompt, str) or are_ids(prompt) for prompt in prompts):
         raise Unusable("no prompt in the request")

@@ -167,6 +167,8 @@ def _normal_form(record: Record, keep_responses: bool) -> Prompt:
     answer = record.answer if keep_responses else None
     if answer and answer.finish is not None and answer.finish not in FINISHED:
         raise Unusable(f"answer that did not end by itself ({answer.finish[:LONGEST_REASON]})")
+    if keep_responses and record.continues:  # a row begins with the first token of the target's own
+        raise Unusable("answer that the client began")
     target = record.target if answer else None
     prompt = Prompt("", record.source, tools=record.tools, sampling=record.sampling, target=target)
     prompt = replace(prompt, date=record.date if keep_responses else None)

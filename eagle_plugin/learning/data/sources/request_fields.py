@@ -46,6 +46,11 @@ def _is_within(value: Any, name: str) -> bool:
     return is_number and least <= value <= most
 
 
+def continues_answer(body: dict[str, Any]) -> bool:
+    """Whether the last message of a request is the beginning of the answer, which the client gave."""
+    return bool(body.get("continue_final_message")) or body.get("add_generation_prompt") is False
+
+
 def read_tools(body: dict[str, Any]) -> list[Any] | None:
     """The tools of a request, as JSON text too; of the older `functions`, each as a tool."""
     tools = body.get("tools")

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from eagle_plugin.common.errors import first_line
 from eagle_plugin.common.file_digests import hash_file
 from eagle_plugin.learning.data.provenance import UNKNOWN, Terms, license_in, license_of
 from eagle_plugin.learning.data.rows import DataError
@@ -17,6 +16,7 @@ from eagle_plugin.learning.data.sources.builtin_prompts import SHAREGPT
 from eagle_plugin.learning.data.sources.packages import cached_file
 from eagle_plugin.learning.data.sources.record_files import LocatedObject, read_objects
 from eagle_plugin.models.catalog import PackageFile
+from eagle_plugin.models.hub import hub_reason
 
 Chat = dict[str, Any]
 
@@ -153,10 +153,9 @@ def _from_hub(name: str, wanted: TrainingSet, revision: str | None) -> FoundSet:
         raise
     # The hub's client raises errors of httpx, of its own and OSError, without a common base.
     except Exception as error:
-        reason = first_line(error)
         raise DataError(
-            f"the data set {name} cannot be downloaded from {wanted.hub} ({reason}); check the network, or give a "
-            "local copy with --path (prompts.sets.N.path in a recipe)"
+            f"the data set {name} cannot be downloaded from {wanted.hub} ({hub_reason(error)}); check the network, or "
+            "give a local copy with --path (prompts.sets.N.path in a recipe)"
         ) from error
     card = getattr(info, "card_data", None)
     found = license_in(card.to_dict()) if card is not None else None

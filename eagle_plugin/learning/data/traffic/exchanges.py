@@ -262,8 +262,10 @@ def _token_ids(chunks: list[dict[str, Any]]) -> _Ids:
             index = index_of(choice, position)
             if are_ids(choice.get("prompt_token_ids")):
                 ids.prompt.setdefault(index, choice["prompt_token_ids"])
-            if are_ids(choice.get("token_ids")):
-                ids.answers.setdefault(index, []).extend(choice["token_ids"])
+            # SGLang's name in chats, and vLLM's.
+            given: Any = choice.get("response_token_ids") or choice.get("token_ids")
+            if are_ids(given):
+                ids.answers.setdefault(index, []).extend(given)
     return ids
 
 
