@@ -17,6 +17,7 @@ from eagle_plugin.core.shape import PLAIN, Levels, Shape
 from eagle_plugin.core.verify import Accepted
 from eagle_plugin.policy.costs import Costs, Curve, Forward
 from eagle_plugin.runtime import round_costs
+from eagle_plugin.runtime.accept import accept
 from eagle_plugin.runtime.round import Drafts
 from eagle_plugin.runtime.round_costs import LONG, LONG_BATCH, Phases, ReferenceTimes, Round, costs_of
 from eagle_plugin.vllm.batch import DraftStore, RoundBatch
@@ -48,7 +49,8 @@ def measure(runner: Any, caps: Shape, budget: float = BUDGET) -> Costs:
     long = _long(timer, [b for b in sizes if caps in shapes[b]], caps)
     for shape in shapes[sizes[0]]:
         round_costs.run_first(partial(rounds.phases, shape, sizes[0], short), in_any_rank)
-    round_costs.run_first(partial(timer.target, sizes[0], 1, short), in_any_rank)
+    for first in (partial(timer.target, sizes[0], 1, short), partial(rounds.plain, sizes[0], short)):
+        round_costs.run_first(first, in_any_rank)
     timed: ReferenceTimes[Key] = ReferenceTimes(lambda: timer.target(1, 1, short))
 
     def run(batch: tuple[int, int]) -> Generator[dict[Key, float], None, None]:
@@ -59,7 +61,7 @@ def measure(runner: Any, caps: Shape, budget: float = BUDGET) -> Costs:
         for shape in shapes[b] if prefix == short else [caps]:
             phases = rounds.phases(shape, b, prefix)._asdict()
             yield {((b, shape, prefix), name): seconds for name, seconds in phases.items()}
-        yield {((b, PLAIN, prefix), "target"): timer.target(b, 1, prefix)}
+        yield {((b, PLAIN, prefix), "target"): rounds.plain(b, prefix)}
 
     prompt = PROMPT[0], PROMPT[2]
     batches = [*dict.fromkeys([*long, *((b, short) for b in sizes)]), prompt]
@@ -130,6 +132,28 @@ class CapturedRounds:
         """The shapes of drafted rounds that are captured for b requests, a captured size, and that the caches hold."""
         shapes = [shape for shape in self._step.shapes_at(b) if shape != PLAIN]
         return [shape for shape in shapes if self.timer.fits(b, shape.width, self.timer.short)]
+
+    @torch.inference_mode()
+    def plain(self, b: int, prefix: int) -> float:
+        """Seconds of the target, the logits and the walk in a plain step of b requests."""
+        step, runner = self._step, self._runner
+        if not step.has_plain(b):
+            return self.timer.target(b, 1, prefix)
+        requests, lengths = self.timer.requests(b, prefix)
+        layers, batch = self.timer.layers(b, prefix), _batch(PLAIN, lengths)
+        params, drafts = SamplingParams.greedy(b, runner.device), Drafts.plain(requests)
+        ids, positions = runner.query_rows()
+        ids[:b] = 0
+        positions[:b] = lengths
+
+        def forward() -> None:
+            step.begin(batch, layers, is_plain=True)
+            states = step.verify()
+            hidden = states[0] if isinstance(states, tuple) else states
+            logits = runner.model.compute_logits(hidden[:b]).float()
+            accept(drafts, logits, params, requests, lengths, filters="chained")
+
+        return seconds_of(forward)
 
     @torch.inference_mode()
     def phases(self, shape: Shape, b: int, prefix: int) -> Phases:

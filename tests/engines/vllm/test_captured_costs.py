@@ -58,6 +58,7 @@ def runner(sizes: list[int]) -> Any:
     """With graphs for these batch sizes."""
     step: Any = captured_rounds.CapturedRounds()
     step.shapes, step._buckets = tuple(captured_shapes(CAPS)), Buckets(sizes)
+    step.has_plain = lambda size: False
     levels = SimpleNamespace(kind=Levels.RECURRENT)
     return SimpleNamespace(device="cpu", drafter=SimpleNamespace(levels=levels), _step=step)
 
