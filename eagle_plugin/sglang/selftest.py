@@ -82,7 +82,8 @@ def check_rounds(worker: Any, failed: Sequence[str] = ()) -> bool:
     if key is not None and reasons:
         keep_failure(key, reasons, log)
     elif key is not None:
-        reasons = decide(key, lambda: test_rounds(parts_of(worker)), gather_objects, log)
+        captured = worker._round.widest()
+        reasons = decide(key, lambda: test_rounds(parts_of(worker)), gather_objects, log, captured)
     if reasons:
         fall_back(worker, reasons, next_start(key, gather_objects, "SGLang"))
     worker.announce(reasons)
