@@ -136,9 +136,7 @@ def test_a_server_tests_itself_once(target: Path, head: Path, lines: list[str]) 
     assert sorted(path.name.split("-")[0] for path in record.folder().glob("*.json")) == ["kernels", "round"]
 
 
-def test_graphs_of_sizes_that_no_start_has_tested_are_tested(
-    lines: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_graphs_of_sizes_that_no_start_has_tested_are_tested(lines: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """A start with little memory captures few sizes; the next one may have more."""
     tested: list[Any] = []
     monkeypatch.setattr(RoundTest, "__init__", lambda self, served: setattr(self, "_runner", served))
