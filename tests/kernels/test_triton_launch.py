@@ -80,7 +80,7 @@ def test_a_full_batch_in_which_one_request_may_be_long(kernels: tuple[Launches, 
 
 @pytest.mark.parametrize("b", [16, 32, 64, 128, 256, 512])
 def test_few_programs_of_a_full_batch_find_no_work(kernels: tuple[Launches, Launches], b: int) -> None:
-    """Plain rounds of a model with a long context: a long request is split, and the launch is not much larger for it."""
+    """Plain rounds of a model with a long context: a long request is split, at the cost of few programs."""
     with FakeTensorMode():
         attention.tree_attention(**arguments(b, 1, 131072))
     [(splits, programs, requests)] = kernels[0].grids
