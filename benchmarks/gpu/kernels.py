@@ -117,22 +117,24 @@ def attention_rows(
                 yield Row("tree_attention", f"batch {b}, context {context}, {nodes} nodes", moved, calls, case)
 
 
-def mixed_row(shape: tuple[int, int, int, int], dtype: torch.dtype) -> Row:
-    """One long request in a full batch of short ones; the slot table is as wide as a model's context."""
+def mixed_rows(shape: tuple[int, int, int, int], dtype: torch.dtype) -> Iterator[Row]:
+    """Full batches of short requests, one with a long one; the slot table is as wide as a model's context."""
     heads, kv_heads, dim, _ = shape
-    prefix = torch.tensor([65536, *[1024] * 31], device="cuda")
-    b, nodes, keys = len(prefix), 16, int(prefix.sum()) + 16 * len(prefix)
-    sizes = (b * nodes, heads), (keys, kv_heads), (keys, kv_heads)
-    q, *cache = (torch.randn(*size, dim, dtype=dtype, device="cuda") for size in sizes)
-    slots = torch.randperm(keys, device="cuda").int().split((prefix + nodes).tolist())
-    table = torch.zeros(b, 131072, dtype=torch.int32, device="cuda")
-    for row, own in zip(table, slots, strict=True):
-        row[: len(own)] = own
-    rows = torch.arange(b, device="cuda")
-    ancestors = (-1 ^ (-2 << torch.arange(nodes, device="cuda"))).repeat(b, 1)  # a chain
-    ours = functools.partial(tree_attention, q, *cache, table, rows, prefix, ancestors, tail=nodes, scale=dim**-0.5)
-    moved = 2 * (keys * kv_heads + b * nodes * heads) * dim * dtype.itemsize
-    return Row("tree_attention", f"batch {b}, one context 65536, others 1024, {nodes} nodes", moved, {"ours": ours})
+    for longest, nodes in ((65536, 16), (1024, 16), (1024, 1)):
+        prefix = torch.tensor([longest, *[1024] * 31], device="cuda")
+        b, keys = len(prefix), int(prefix.sum()) + nodes * len(prefix)
+        sizes = (b * nodes, heads), (keys, kv_heads), (keys, kv_heads)
+        q, *cache = (torch.randn(*size, dim, dtype=dtype, device="cuda") for size in sizes)
+        slots = torch.randperm(keys, device="cuda").int().split((prefix + nodes).tolist())
+        table = torch.zeros(b, 131072, dtype=torch.int32, device="cuda")
+        for row, own in zip(table, slots, strict=True):
+            row[: len(own)] = own
+        rows = torch.arange(b, device="cuda")
+        ancestors = (-1 ^ (-2 << torch.arange(nodes, device="cuda"))).repeat(b, 1)  # a chain
+        ours = functools.partial(tree_attention, q, *cache, table, rows, prefix, ancestors, tail=nodes, scale=dim**-0.5)
+        moved = 2 * (keys * kv_heads + b * nodes * heads) * dim * dtype.itemsize
+        contexts = "contexts 1024" if longest == 1024 else f"one context {longest}, others 1024"
+        yield Row("tree_attention", f"batch {b}, {contexts} of 131072, {nodes} nodes", moved, {"ours": ours})
 
 
 def agrees(name: str, ours: Call, theirs: Call) -> bool:
@@ -273,7 +275,7 @@ def main() -> int:
     found = []
     for rows in (
         attention_rows(shape, getattr(torch, options.dtype), options.batches),
-        [mixed_row(shape, getattr(torch, options.dtype))],
+        mixed_rows(shape, getattr(torch, options.dtype)),
         topk_rows(shape[3], options.batches),
         tree_rows(shape[3], options.batches),
     ):

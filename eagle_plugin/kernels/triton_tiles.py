@@ -17,6 +17,9 @@ KEYS_PER_SPLIT = 128
 MAX_SPLITS = 64
 LONGEST = 4096  # keys of a stretch in a batch that fills the GPU: its partial result is some percent of what it reads
 MOST_BYTES = 2**27  # of partial results of such batches; their denominators come on top, 1 number per head_dim
+# Programs per multiprocessor that such batches get, or two per request and tile of a key head where that is more: one
+# that finds no work still takes a place on a multiprocessor while it reads a length.
+LAUNCHED = 16
 
 
 class Tile(NamedTuple):
@@ -83,7 +86,9 @@ def splits_for(programs: int, width: int, processors: int, tile: Tile, part_byte
 
     Two programs per multiprocessor are wanted for requests of one length, but one of the widest tile with 8 warps: the
     more rows, the more partial results there are to merge. Where a batch fills the GPU without splits, a prefix longer
-    than `LONGEST` is split all the same, or one program would read it alone when all others have ended.
+    than `LONGEST` is split all the same, or one program would read it alone when all others have ended. The table is as
+    wide as the longest context that is served, and most requests are far shorter: `LAUNCHED` bounds the programs that
+    find no work.
 
     part_bytes: partial results of one stretch of all requests, float32; most * part_bytes is at most `MOST_BYTES`, but
         for the splits that fill the GPU, whose results have at most the rows of the programs that are wanted.
@@ -92,7 +97,8 @@ def splits_for(programs: int, width: int, processors: int, tile: Tile, part_byte
     least = KEYS_PER_SPLIT * (1 + wide)
     wanted = (1 if wide and tile.warps == 8 else 2) * processors // max(programs, 1)
     even = _power_of_two(min(wanted, width // least, MAX_SPLITS))
-    most = _power_of_two(min(width // LONGEST, MOST_BYTES // max(part_bytes, 1), MAX_SPLITS))
+    launched = max(LAUNCHED * processors // max(programs, 1), 2)
+    most = _power_of_two(min(width // LONGEST, MOST_BYTES // max(part_bytes, 1), MAX_SPLITS, launched))
     return Splits(max(even, most), even, least, LONGEST)
 
 

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import torch
 
 from eagle_plugin.runtime.graphs import Buckets
+from eagle_plugin.runtime.ranks import raised_in_all_ranks
 
 LOGGER = logging.getLogger("eagle_plugin")
 
@@ -38,12 +39,16 @@ class GraphMemory:
 
     @contextmanager
     def tried(self, buckets: Buckets, size: int) -> Iterator[None]:
-        """Around allocations or captures of one size: it leaves the buckets if they run out of memory in any rank."""
+        """Around allocations or captures of one size: it leaves the buckets if they run out of memory in any rank.
+
+        What else is raised in one rank ends the captures of all of them (`raised_in_all_ranks`).
+        """
         out_of_memory = False
-        try:
-            yield
-        except torch.OutOfMemoryError:
-            out_of_memory = True
+        with raised_in_all_ranks(self._in_any_rank):
+            try:
+                yield
+            except torch.OutOfMemoryError:
+                out_of_memory = True
         if self._in_any_rank(out_of_memory):
             self._leave_out(buckets, size)
             if self._kind == "cuda":

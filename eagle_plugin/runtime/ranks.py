@@ -3,13 +3,40 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import distributed
 
+from eagle_plugin.common.errors import UserError
 from eagle_plugin.core.verify import Accepted
+
+
+class OtherRankFailed(UserError):
+    """Another rank has raised, and says why; nothing is known to be wrong with this one."""
+
+
+@contextmanager
+def raised_in_all_ranks(in_any_rank: Callable[[bool], bool]) -> Iterator[None]:
+    """Around what can raise in one rank alone: then all ranks leave it by an exception, at the same place.
+
+    Otherwise the rank that failed and the others would next gather values that do not belong together. in_any_rank: as
+    `HostRanks.any`, called once. A UserError passes through at once.
+
+    Raises:
+        OtherRankFailed: in the ranks where nothing was raised.
+    """
+    error: Exception | None = None
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as found:
+        error = found
+    if in_any_rank(error is not None):
+        raise error or OtherRankFailed("another rank has failed; its log says why")
 
 
 class RankAgreement:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from eagle_plugin.common.atomic_io import WriteError
@@ -24,14 +24,21 @@ def is_asked_for(device_type: str) -> bool:
     return device_type == "cuda" or forced() or os.environ.get("EAGLE_SELFTEST") == "1"
 
 
-def decide(key: Mapping[str, Any], test: Callable[[], list[str]], gather: Gather, logger: logging.Logger) -> list[str]:
+def decide(
+    key: Mapping[str, Any],
+    test: Callable[[], list[str]],
+    gather: Gather,
+    logger: logging.Logger,
+    captured: Sequence[list[int]] = (),
+) -> list[str]:
     """The reasons not to serve that a record of every rank has, else those of the test, which all ranks run and keep.
 
     Empty if the test has passed. What is `LeftOut` in any rank is no reason: it is logged, and the test is not kept as
-    passed, so that the next start tries again. logger: of rank 0, silent in the others.
+    passed, so that the next start tries again. logger: of rank 0, silent in the others. captured: as of a `Record`; how
+    many batch sizes have graphs depends on the memory that was free, and those of no earlier start are tested.
     """
     kept = record.read(key)
-    if None not in gather(None if kept is None else True):
+    if all(gather(kept is not None and kept.tells_of(captured))):
         assert kept is not None
         return told(agree(kept.reasons, gather))
     begin = time.perf_counter()
@@ -51,16 +58,23 @@ def decide(key: Mapping[str, Any], test: Callable[[], list[str]], gather: Gather
         )
         if not reasons:
             return []
-    keep(key, reasons, seconds, logger)
+    passed = kept.captured if kept is not None and kept.passed else []
+    keep(key, reasons, seconds, logger, [*passed, *(pair for pair in captured if pair not in passed)])
     if not reasons:
         logger.info("eagle-plugin: the self-test of the %s passed in %.1f s", key["part"], seconds)
     return told(reasons)
 
 
-def keep(key: Mapping[str, Any], reasons: list[str], seconds: float, logger: logging.Logger) -> None:
-    """Keep a result, if it can be written; else the log says so."""
+def keep(
+    key: Mapping[str, Any],
+    reasons: list[str],
+    seconds: float,
+    logger: logging.Logger,
+    captured: Sequence[list[int]] = (),
+) -> None:
+    """Keep a result, if it can be written; else the log says so. captured: as of a `Record`."""
     try:
-        record.write(key, reasons, seconds)
+        record.write(key, reasons, seconds, captured)
     except WriteError as error:
         logger.warning("eagle-plugin: the result of the self-test is not kept, every start will repeat it: %s", error)
 

@@ -6,7 +6,7 @@ import functools
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ from eagle_plugin.common.installed import kernel_libraries
 from eagle_plugin.kernels import loader
 
 SOURCES = ("core", "kernels", "policy", "runtime", "selftest", "sglang", "vllm")  # rooms that decide about a result
-VERSION = 1  # of the records' form
+VERSION = 2  # of the records' form
 
 
 class Record(NamedTuple):
@@ -30,10 +30,15 @@ class Record(NamedTuple):
     reasons: list[str]  # one sentence per thing that differed; empty: it passed
     date: str
     seconds: float
+    captured: list[list[int]] = []  # what had graphs in the test: pairs of a batch size and the most nodes of its trees
 
     @property
     def passed(self) -> bool:
         return not self.reasons
+
+    def tells_of(self, captured: Sequence[list[int]]) -> bool:
+        """Whether a server that has captured this may rely on the record: all of it was tested, or something failed."""
+        return not self.passed or all(pair in self.captured for pair in captured)
 
 
 def folder() -> Path:
@@ -67,7 +72,7 @@ def read(key: Mapping[str, Any]) -> Record | None:
         reasons, seconds = kept["reasons"], float(kept["seconds"])
         if not isinstance(reasons, list) or not all(isinstance(reason, str) for reason in reasons):
             return None
-        return Record(reasons, str(kept["date"]), seconds)
+        return Record(reasons, str(kept["date"]), seconds, [[int(n) for n in pair] for pair in kept["captured"]])
     except (OSError, keyed_json.OtherKeyError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
@@ -85,13 +90,13 @@ def kept() -> list[Record]:
     return found
 
 
-def write(key: Mapping[str, Any], reasons: list[str], seconds: float) -> Record:
-    """Keep a result.
+def write(key: Mapping[str, Any], reasons: list[str], seconds: float, captured: Sequence[list[int]] = ()) -> Record:
+    """Keep a result; captured: as `Record.captured`.
 
     Raises:
         WriteError: it cannot be written.
     """
-    record = Record(reasons, datetime.now(timezone.utc).isoformat(timespec="seconds"), seconds)
+    record = Record(reasons, datetime.now(timezone.utc).isoformat(timespec="seconds"), seconds, list(captured))
     keyed_json.write(_path(key), key, VERSION, record._asdict())
     return record
 

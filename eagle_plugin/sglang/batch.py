@@ -35,13 +35,17 @@ class RoundBatch(NamedTuple):
     # [B] int64, of targets with rotary positions of three axes: what a request's texts are ahead of its tokens, since
     # an image takes fewer positions than it has tokens.
     shifts: Tensor | None = None
+    # Its functions run without graphs even where a batch of this size has some: these would read the static memory of a
+    # captured round, and this one's drafts and logits are not there.
+    is_eager: bool = False
 
     def first(self, b: int) -> RoundBatch:
-        """The same round of the first b requests alone: views."""
+        """The same round of the first b requests alone, for functions without graphs: views."""
         if b == self.padded_b:
             return self
         start = self.start
         return self._replace(
+            is_eager=True,
             start=RoundStart(
                 start.prefix_lens[:b],
                 start.requests[:b],

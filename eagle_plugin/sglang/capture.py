@@ -15,6 +15,7 @@ from eagle_plugin.core.shape import PLAIN, Shape
 from eagle_plugin.policy.shapes import captured_shapes
 from eagle_plugin.runtime.capturing import capturer_for, emulated, gpu_sizes, powers_of_two
 from eagle_plugin.runtime.graph_memory import GraphMemory
+from eagle_plugin.runtime.ranks import raised_in_all_ranks
 from eagle_plugin.sglang.decode_round import DecodeRound
 from eagle_plugin.sglang.deferred_extend import DeferredTokens
 from eagle_plugin.sglang.ranks import in_any_rank, rank_logger
@@ -25,8 +26,9 @@ logger = logging.getLogger("eagle_plugin")
 def prepare_rounds(worker: Any, mode: str) -> None:
     """The first round of a `TreeWorker`, and the captures of what it may run; mode: of its policy."""
     decode_round, caps, pool = worker._round, worker.shape, worker.req_to_token_pool
-    *_, output, _, _ = decode_round.padding_round(PLAIN)
-    decode_round.deferred = DeferredTokens(len(pool.req_to_token), output.features[0])
+    with raised_in_all_ranks(in_any_rank):  # before the engine's own contexts of captures, which gather as well
+        *_, output, _, _ = decode_round.padding_round(PLAIN)
+        decode_round.deferred = DeferredTokens(len(pool.req_to_token), output.features[0])
     decode_round.narrows = mode != "fixed"
     shapes = [PLAIN, caps] if mode == "fixed" else captured_shapes(caps, worker._draft_worker.levels.kind)
     if worker._adapters.can_be_captured:

@@ -41,7 +41,7 @@ class DecodeRound(CapturedRounds[RoundMemory]):
 
     def is_captured(self, batch: RoundBatch) -> bool:
         """Whether the results of this round lie in memory that the next round overwrites."""
-        return self._has_graphs(batch.padded_b, batch.shape)
+        return not batch.is_eager and self._has_graphs(batch.padded_b, batch.shape)
 
     def padded_b(self, b: int, shape: Shape) -> int:
         """The size of the padded batch of b requests: the next one, or b where this shape is not captured for it."""
@@ -213,6 +213,7 @@ class DecodeRound(CapturedRounds[RoundMemory]):
 
 def _key(phase: str, batch: RoundBatch) -> FunctionKey:
     """The target's forward depends on the width alone, and not on how the batch samples."""
+    size = 0 if batch.is_eager else batch.padded_b  # nothing is captured for a batch of 0
     if phase == "verify":
-        return phase, batch.padded_b, batch.shape.width, None
-    return phase, batch.padded_b, batch.shape, batch.is_greedy
+        return phase, size, batch.shape.width, None
+    return phase, size, batch.shape, batch.is_greedy

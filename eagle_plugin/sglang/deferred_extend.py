@@ -12,7 +12,6 @@ from eagle_plugin.core.shape import Shape
 from eagle_plugin.core.verify import Accepted
 from eagle_plugin.kernels.accepted_path import read_path
 from eagle_plugin.policy.costs import DEFERRED_TOKENS
-from eagle_plugin.runtime.captured_rounds import MAX_ROWS
 from eagle_plugin.runtime.capturing import powers_of_two
 from eagle_plugin.runtime.deferred_limit import most_deferred
 from eagle_plugin.runtime.round import HeadState, TopM
@@ -84,16 +83,14 @@ class DeferredTokens:
     def read_padding(self, reader: BatchReader, drafter: TreeDrafter, most: int) -> None:
         """Run the forwards of `read` once over padding, so that no request waits until their kernels are compiled.
 
-        Attention has kernels for numbers of rows per request up to each power of two, and others for small batches,
-        whose prefixes it splits. most: requests of the largest batch.
+        most: requests of the largest batch. The largest forward has no more rows than are kept of states at all.
         """
         nothing = torch.zeros(1, dtype=torch.int64, device=self._counts.device)
-        for tokens in powers_of_two(min(DEFERRED_TOKENS, self.most)):
-            for b in powers_of_two(min(most, MAX_ROWS // tokens)):
-                rows = nothing.expand(b)
-                batch = reader.padding(Shape.chain(tokens - 1), b, is_greedy=True)
-                lengths = torch.ones_like(rows, dtype=torch.int32)
-                _extend(batch, drafter, lengths, self._tokens[rows, :tokens], self._states[rows, :tokens])
+        for b, tokens in padding_sizes(most, min(DEFERRED_TOKENS, self.most)):
+            rows = nothing.expand(b)
+            batch = reader.padding(Shape.chain(tokens - 1), b, is_greedy=True)
+            lengths = torch.ones_like(rows, dtype=torch.int32)
+            _extend(batch, drafter, lengths, self._tokens[rows, :tokens], self._states[rows, :tokens])
 
     def _read_some(
         self,
@@ -118,6 +115,16 @@ class DeferredTokens:
         has_read = (counts > 0)[:, None]
         top = TopM(*(torch.where(has_read, new, old) for new, old in zip(found.head.top, state.head.top, strict=True)))
         return DraftState(HeadState(top, torch.where(has_read, found.head.hidden, state.head.hidden)), state.roots)
+
+
+def padding_sizes(most: int, most_tokens: int) -> list[tuple[int, int]]:
+    """Requests and rows per request whose forwards use every kernel that those of up to `most` requests use.
+
+    Attention has kernels for numbers of rows per request up to each power of two, and others for every number of
+    stretches of a prefix, which falls with the rows of the whole batch.
+    """
+    sizes, tokens = {*powers_of_two(most), most}, {*powers_of_two(most_tokens), most_tokens}
+    return [(b, n) for n in sorted(tokens) for b in sorted(sizes)]
 
 
 def _extend(batch: RoundBatch, drafter: TreeDrafter, lengths: Tensor, tokens: Tensor, states: Tensor) -> DraftState:

@@ -19,6 +19,7 @@ from eagle_plugin.policy.chooser import policy_mode
 from eagle_plugin.runtime.capturing import emulated
 from eagle_plugin.runtime.graphs import is_out_of_memory
 from eagle_plugin.runtime.lookups import wants_lookups
+from eagle_plugin.runtime.ranks import OtherRankFailed
 from eagle_plugin.selftest import decision, subject
 from eagle_plugin.selftest.decision import decide, is_asked_for, keep_failure, next_start
 from eagle_plugin.selftest.failure import LeftOut
@@ -57,6 +58,8 @@ def prepared(prepare: Callable[[], None]) -> list[str]:
     failed = []
     try:
         prepare()
+    except OtherRankFailed:
+        pass  # that rank has the reason
     except UserError:  # what the user can correct
         raise
     except Exception as error:
@@ -79,7 +82,8 @@ def check_rounds(worker: Any, failed: Sequence[str] = ()) -> bool:
     if key is not None and reasons:
         keep_failure(key, reasons, log)
     elif key is not None:
-        reasons = decide(key, lambda: test_rounds(parts_of(worker)), gather_objects, log)
+        captured = worker._round.widest()
+        reasons = decide(key, lambda: test_rounds(parts_of(worker)), gather_objects, log, captured)
     if reasons:
         fall_back(worker, reasons, next_start(key, gather_objects, "SGLang"))
     worker.announce(reasons)

@@ -106,7 +106,8 @@ def check_rounds(runner: Any, subject: Subject | None, logger: logging.Logger) -
     from eagle_plugin.vllm.round_test import RoundTest
 
     key = round_key(subject, runner.device)
-    reasons = decide(key, RoundTest(runner).run, gather_objects, logger)
+    captured = [] if runner._step is None else runner._step.widest()
+    reasons = decide(key, RoundTest(runner).run, gather_objects, logger, captured)
     if reasons:
         raise SelfTestFailed(f"{'; '.join(reasons)}; {next_start(key, gather_objects, 'vLLM')}")
 

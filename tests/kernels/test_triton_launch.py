@@ -73,9 +73,20 @@ def test_a_full_batch_in_which_one_request_may_be_long(kernels: tuple[Launches, 
     """The merge has fewer programs than rows and heads: it has nothing to do for most of them."""
     with FakeTensorMode():
         attention.tree_attention(**arguments(32, 16, 131072))
-    assert kernels[0].grids == [(16, 8, 32)]
+    assert kernels[0].grids == [(8, 8, 32)]
     assert kernels[1].grids == [(32 * 16, 4)]
-    assert kernels[1].constants[0]["SPLITS"] == 16
+    assert kernels[1].constants[0]["SPLITS"] == 8
+
+
+@pytest.mark.parametrize("b", [16, 32, 64, 128, 256, 512])
+def test_few_programs_of_a_full_batch_find_no_work(kernels: tuple[Launches, Launches], b: int) -> None:
+    """Plain rounds of a model with a long context: a long request is split, at the cost of few programs."""
+    with FakeTensorMode():
+        attention.tree_attention(**arguments(b, 1, 131072))
+    [(splits, programs, requests)] = kernels[0].grids
+    assert (programs, requests) == (8, b)
+    assert splits >= 2
+    assert splits * programs * requests <= max(16 * 132, 2 * programs * requests)
 
 
 def test_the_torch_path_does_read_tensors(kernels: tuple[Launches, Launches], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,12 +176,21 @@ def test_splits_that_fill_the_device(programs: int, width: int, rows: int, warps
 
 
 @pytest.mark.parametrize(
-    "width, part_bytes, most",
-    [(131072, 2**20, 32), (131072, 2**23, 16), (65000, 2**20, 8), (2**20, 2**20, 64), (8000, 2**20, 1)],
+    "programs, width, part_bytes, most",
+    [
+        (140, 131072, 2**20, 8),
+        (140, 131072, 2**25, 4),
+        (140, 12288, 2**20, 2),
+        (140, 8000, 2**20, 1),
+        (512, 131072, 2**20, 4),
+        (2048, 131072, 2**20, 2),
+        (2048, 131072, 2**27, 1),
+    ],
 )
-def test_splits_of_a_full_batch(width: int, part_bytes: int, most: int) -> None:
+def test_splits_of_a_full_batch(programs: int, width: int, part_bytes: int, most: int) -> None:
     """Of a long request among short ones; what they need is bounded."""
     tile = triton_tiles.Tile(64, keys=64, warps=4, stages=2)
-    found = triton_tiles.splits_for(512, width, processors=132, tile=tile, part_bytes=part_bytes)
+    found = triton_tiles.splits_for(programs, width, processors=132, tile=tile, part_bytes=part_bytes)
     assert found == (most, 1, 128, 4096)
     assert most * part_bytes <= triton_tiles.MOST_BYTES
+    assert most * programs <= max(16 * 132, 2 * programs)

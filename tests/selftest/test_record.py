@@ -79,8 +79,8 @@ def test_the_key_knows_the_sources_and_the_library(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     "damage",
     [
-        "", "{", "[]", "[" * 5000, '{"version": 2}', '{"version": 1, "key": {}, "reasons": [], "seconds": 1}',
-        "another key", "reasons", "seconds",
+        "", "{", "[]", "[" * 5000, '{"version": 1}', '{"version": 2, "key": {}, "reasons": [], "seconds": 1}',
+        "another key", "reasons", "seconds", "captured",
     ],
 )  # fmt: skip
 def test_a_damaged_record_counts_as_none(damage: str, cache: Path) -> None:
@@ -91,6 +91,7 @@ def test_a_damaged_record_counts_as_none(damage: str, cache: Path) -> None:
         "another key": kept | {"key": key(torch="0.0")},
         "reasons": kept | {"reasons": "none"},
         "seconds": kept | {"seconds": None},
+        "captured": kept | {"captured": [16]},
     }
     path.write_text(json.dumps(changed[damage]) if damage in changed else damage)
     assert record.read(key()) is None

@@ -19,7 +19,7 @@ from eagle_plugin.runtime.rng import KeyTable
 from eagle_plugin.runtime.round import HeadState, TopM
 from eagle_plugin.sglang.batch import BatchReader
 from eagle_plugin.sglang.decode_round import DecodeRound
-from eagle_plugin.sglang.deferred_extend import MOST_TOKENS, DeferredTokens
+from eagle_plugin.sglang.deferred_extend import MOST_TOKENS, DeferredTokens, padding_sizes
 from eagle_plugin.sglang.drafter import DraftState
 from eagle_plugin.sglang.worker import TreeWorker
 
@@ -179,13 +179,32 @@ def test_what_the_head_reads_while_serving_has_run_over_padding_before() -> None
     keys = drafter.model.keys.clone()
     server.deferred.read_padding(server.reader, drafter, most=6)
     prepared, drafter.read = drafter.read, set()
-    assert {b for b, _ in prepared} == {1, 2, 4}
+    assert {b for b, _ in prepared} == {1, 2, 4, 6}
     assert torch.equal(drafter.model.keys[1:], keys[1:]), "only the slot of padding is written"
     assert not server.deferred._counts.any()
     for longest in range(1, DEFERRED_TOKENS + 1):
         server.caught_up([3], [20], first_state(1), longest)
     assert drafter.read == {(1, longest) for longest in range(1, DEFERRED_TOKENS + 1)}
     assert {(b, 1 << (rows - 1).bit_length()) for b, rows in drafter.read} <= prepared
+
+
+@pytest.mark.parametrize("most", [1, 48, 300])
+@pytest.mark.parametrize("most_tokens", [5, DEFERRED_TOKENS])
+@pytest.mark.parametrize(("heads", "kv_heads", "columns"), [(32, 8, 131072), (32, 32, 131072), (64, 8, 8192)])
+def test_every_kernel_of_attention_has_run_over_padding(
+    most: int, most_tokens: int, heads: int, kv_heads: int, columns: int
+) -> None:
+    """Triton compiles another kernel for every number of stretches that a prefix is split into."""
+    tiles = pytest.importorskip("eagle_plugin.kernels.triton_tiles", reason="Triton is not installed")
+
+    def kernel(b: int, tokens: int) -> tuple[Any, int]:
+        rows = tokens * heads // kv_heads
+        tile = tiles.tile_for(rows, 128, 2, hopper=True)
+        programs = b * kv_heads * -(-rows // tile.rows)
+        return tile, tiles.splits_for(programs, columns, 132, tile, 4 * b * tokens * heads * 128).most
+
+    used = {kernel(b, tokens) for b in range(1, most + 1) for tokens in range(1, most_tokens + 1)}
+    assert used == {kernel(b, tokens) for b, tokens in padding_sizes(most, most_tokens)}
 
 
 @pytest.mark.parametrize(

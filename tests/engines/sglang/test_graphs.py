@@ -87,18 +87,16 @@ class Case:
         self.caches = [cache for model in models for cache in (model.keys, model.values)]
 
     walks_eagerly = False  # as for requests with penalties, whose walk is not captured
+    most_in_other_ranks = 0  # requests of another rank of data-parallel attention
 
     def run(self, seed: int, captured: bool) -> dict[str, Tensor]:
         """Results of one round [b], and the caches after it; the caches are put back."""
         schedule, state, shape = random_batch(seed)
         b = len(schedule.seq_lens)
         before = [cache.clone() for cache in self.caches]
-        batch = self.reader.read(shape, schedule, self.round.padded_b(b, shape) if captured else b)
-        if captured:
-            drafts, output, accepted, after = self._round(batch, state)
-        else:
-            eager = DecodeRound(self.drafter, self.verifier, self.reader)
-            drafts, output, accepted, after = self._round(batch, state, eager)
+        of = self.round if captured else DecodeRound(self.drafter, self.verifier, self.reader)
+        batch = self.reader.read(shape, schedule, of.padded_b(max(b, self.most_in_other_ranks), shape))
+        drafts, output, accepted, after = self._round(batch, state, of)
         kept = {f"tree.{name}": x[:b] for name, x in drafts.tree._asdict().items()}
         kept |= {f"accepted.{name}": x[:b] for name, x in accepted._asdict().items()}
         kept |= {f"state.{i}": x[:b] for i, x in enumerate(tree_leaves(after))}
@@ -110,10 +108,12 @@ class Case:
             cache.copy_(old)
         return kept
 
-    def _round(self, batch: RoundBatch, state: DraftState, of: DecodeRound | None = None) -> Any:
+    def _round(self, verified: RoundBatch, state: DraftState, of: DecodeRound | None = None) -> Any:
+        """As `TreeWorker` runs it; verified: the batch of the target's forward."""
         of = of or self.round
+        batch = verified if of.is_captured(verified) else verified.first(verified.b)
         drafts = of.draft(batch, state)
-        output = of.verify(batch, drafts)
+        output = of.verify(verified, drafts).first(batch.padded_b * batch.shape.width)
         if self.walks_eagerly:
             logits = output.logits[: batch.b * batch.shape.width]
             accepted = self.verifier.walk(batch, drafts.first(batch.b), logits)
@@ -160,6 +160,17 @@ def test_a_batch_beyond_the_captured_sizes_runs_eagerly(recorded: None) -> None:
     assert case.round.padded_b(2, SHAPE) == 2 and case.round.padded_b(5, SHAPE) == 5
     assert not case.differing(range(1, 9))
     assert 0 < case.round.functions.replays < 4 * 8
+
+
+def test_a_small_batch_beside_a_rank_with_more_requests_than_were_captured(recorded: None) -> None:
+    """Data-parallel attention: the target runs over as many rows as in the other rank, without graphs. The rest of the
+    round must not replay the graphs of this rank's own size either, which read what a captured forward left."""
+    case = capture(Case(), [1, 2, 4])
+    assert not case.differing(range(1, 31)) and case.round.functions.replays > 0
+    case.most_in_other_ranks = 6
+    replays = case.round.functions.replays
+    assert not case.differing(range(1, 61))
+    assert case.round.functions.replays == replays
 
 
 def test_batches_that_are_too_large_for_some_shapes(recorded: None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
+from eagle_plugin.common.errors import UserError
+from eagle_plugin.core.shape import PLAIN
+from eagle_plugin.runtime.captured_rounds import CapturedRounds
+from eagle_plugin.runtime.graph_memory import GraphMemory
 from eagle_plugin.runtime.graphs import Buckets
+from eagle_plugin.runtime.ranks import OtherRankFailed, raised_in_all_ranks
 
 
 @pytest.mark.parametrize("flags, dropped", [([False, False], []), ([False, True], [2]), ([True, True], [2])])
@@ -22,7 +31,7 @@ def test_a_size_without_memory_in_one_rank_is_captured_in_none(
     def gather(values: list[bool], mine: bool, group: str) -> None:
         assert group == "hosts"
         gathered.append(mine)
-        values[:] = flags
+        values[:] = flags if len(gathered) == 2 else [False, False]
 
     group = SimpleNamespace(world_size=2, rank_in_group=0, cpu_group="hosts")
     monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
@@ -31,5 +40,76 @@ def test_a_size_without_memory_in_one_rank_is_captured_in_none(
     with capture.graph_memory("cpu").tried(sizes, 2):
         if flags[0]:
             raise torch.OutOfMemoryError
-    assert gathered == [flags[0]]
+    assert gathered == [False, flags[0]]  # nothing else was raised
     assert [size for size in (1, 2) if size not in sizes] == dropped
+
+
+class Ranks:
+    """Two ranks in threads, whose hosts gather; a rank that waits in vain fails."""
+
+    def __init__(self) -> None:
+        self._barrier = threading.Barrier(2, timeout=60)
+        self._values: list[Any] = [None, None]
+        self._own = threading.local()
+
+    def gather(self, value: Any) -> list[Any]:
+        self._values[self._own.rank] = value
+        self._barrier.wait()
+        found = list(self._values)
+        self._barrier.wait()
+        return found
+
+    def any(self, flag: bool) -> bool:
+        found = self.gather(flag)
+        assert all(isinstance(one, bool) for one in found), f"{found} do not belong together"
+        return any(found)
+
+    def run(self, each: Callable[[int], Any]) -> list[Any]:
+        """What each rank returns."""
+
+        def started(rank: int) -> Any:
+            self._own.rank = rank
+            return each(rank)
+
+        with ThreadPoolExecutor(2) as pool:
+            return list(pool.map(started, range(2)))
+
+
+@pytest.mark.parametrize("place", ["first round", "allocation", "capture"])
+def test_what_raises_in_one_rank_hands_the_server_over_in_all(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two sizes the other rank asks whether there was memory, and the one that failed must be there too."""
+    selftest = pytest.importorskip("eagle_plugin.sglang.selftest")
+    ranks = Ranks()
+    monkeypatch.setattr(selftest, "gather_objects", ranks.gather)
+    captured: list[list[int]] = [[], []]
+
+    def prepare(rank: int) -> None:
+        def fails(at: str) -> None:
+            if rank == 1 and place == at:
+                raise RuntimeError("no kernel")
+
+        def capture(size: int) -> None:
+            if size == 4:
+                fails("capture")
+            captured[rank].append(size)
+
+        with raised_in_all_ranks(ranks.any):
+            fails("first round")
+        memory = GraphMemory("cpu", ranks.any)
+        rounds: CapturedRounds[Any] = CapturedRounds()
+        rounds._capture_sizes([PLAIN], [1, 4, 8], memory, lambda *_: fails("allocation"), capture)
+
+    found = ranks.run(lambda rank: selftest.prepared(lambda: prepare(rank)))
+    assert found == [["a first round failed: no kernel"]] * 2
+    order = [8, 1, 4] if place == "capture" else []
+    assert captured == [order, order[:-1]]
+
+
+def test_what_the_user_can_correct_is_raised_without_the_other_ranks() -> None:
+    def never(flag: bool) -> bool:
+        raise AssertionError("the other ranks are not asked")
+
+    with pytest.raises(UserError, match="correct it"), raised_in_all_ranks(never):
+        raise UserError("correct it")
+    with pytest.raises(OtherRankFailed), raised_in_all_ranks(lambda flag: True):
+        pass

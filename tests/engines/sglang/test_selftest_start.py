@@ -266,8 +266,10 @@ RUNNER = SimpleNamespace(device="cpu", dtype=torch.float32)
 SUBJECT = Subject("cpu", 1, [32, 32], as_text(ModelShape()), {"layers": 2}, "sglang")
 
 
-def rounds_of(monkeypatch: pytest.MonkeyPatch, found: list[str], failed: Sequence[str] = ()) -> list[Any]:
-    """What `check_rounds` does with a worker whose round's test gives these findings: handed over, announced.
+def rounds_of(
+    monkeypatch: pytest.MonkeyPatch, found: list[str], failed: Sequence[str] = (), captured: Sequence[list[int]] = ()
+) -> list[Any]:
+    """What `check_rounds` does with a worker whose round's test gives these findings: tested, handed over, announced.
 
     failed: what its first rounds gave before.
     """
@@ -276,10 +278,13 @@ def rounds_of(monkeypatch: pytest.MonkeyPatch, found: list[str], failed: Sequenc
     ranks(monkeypatch, lambda value: [])
     monkeypatch.setattr(selftest, "subject_of", lambda runner: SUBJECT)
     monkeypatch.setattr(selftest, "parts_of", lambda worker: None)
-    monkeypatch.setattr(selftest, "test_rounds", lambda parts: found)
+    monkeypatch.setattr(selftest, "test_rounds", lambda parts: done.append("tested") or found)
     monkeypatch.setattr(fallback, "_restore", lambda worker: done.append("handed over"))
     worker = SimpleNamespace(
-        device="cpu", target_worker=SimpleNamespace(model_runner=RUNNER), announce=lambda reasons: done.append(reasons)
+        device="cpu",
+        target_worker=SimpleNamespace(model_runner=RUNNER),
+        announce=lambda reasons: done.append(reasons),
+        _round=SimpleNamespace(widest=lambda: list(captured)),
     )
     selftest.check_rounds(worker, failed)
     return done
@@ -287,13 +292,28 @@ def rounds_of(monkeypatch: pytest.MonkeyPatch, found: list[str], failed: Sequenc
 
 def test_a_failed_round_is_handed_over_and_kept(kept: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     done = rounds_of(monkeypatch, ["graphs: wrong"])
-    assert done[0] == "handed over" and "the self-test failed: graphs: wrong" in done[1][0]
+    assert done[:2] == ["tested", "handed over"] and "the self-test failed: graphs: wrong" in done[2][0]
     # The next start leaves the server to the engine at once, although its kernels are right.
     monkeypatch.setattr(suite, "run", lambda *arguments: suite.Report([]))
-    assert selftest.failed_kernels(RUNNER) == done[1]
+    assert selftest.failed_kernels(RUNNER) == done[2]
     record.forget()
     assert selftest.failed_kernels(RUNNER) == []
-    assert rounds_of(monkeypatch, []) == [[]]
+    assert rounds_of(monkeypatch, []) == ["tested", []]
+
+
+def test_graphs_of_sizes_that_no_start_has_tested_are_tested(
+    kept: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A start with little memory captures few sizes; the next one may have more."""
+    few, many = [[16, 16], [64, 16]], [[1, 16], [16, 16], [64, 16]]
+    assert rounds_of(monkeypatch, [], captured=few) == ["tested", []]
+    assert rounds_of(monkeypatch, [], captured=few[:1]) == [[]]
+    assert rounds_of(monkeypatch, [], captured=many) == ["tested", []]
+    assert rounds_of(monkeypatch, [], captured=many) == [[]] == rounds_of(monkeypatch, [], captured=few)
+    assert rounds_of(monkeypatch, [], captured=[[16, 32]]) == ["tested", []]
+    assert rounds_of(monkeypatch, [], captured=[*many, [16, 32]]) == [[]]  # all that has passed is kept
+    assert rounds_of(monkeypatch, ["graphs: wrong"], captured=[[2, 16]])[:2] == ["tested", "handed over"]
+    assert rounds_of(monkeypatch, [], captured=[[3, 16]])[0] == "handed over"  # whatever else would pass
 
 
 def test_another_dtype_is_left_to_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ from eagle_plugin.selftest import record
 from eagle_plugin.selftest.failure import LeftOut
 from eagle_plugin.selftest.shapes import ModelShape, as_text
 from eagle_plugin.selftest.subject import Subject, round_key
-from eagle_plugin.vllm import attention, plugin_config, support, unsupported
+from eagle_plugin.vllm import attention, plugin_config, ranks, selftest, support, unsupported
 from eagle_plugin.vllm import worker as worker_module
 from eagle_plugin.vllm.graph_test import GraphTest
 from eagle_plugin.vllm.round_test import RoundTest
@@ -135,6 +135,19 @@ def test_a_server_tests_itself_once(target: Path, head: Path, lines: list[str]) 
         lines.clear()
         support._logged.clear()
     assert sorted(path.name.split("-")[0] for path in record.folder().glob("*.json")) == ["kernels", "round"]
+
+
+def test_graphs_of_sizes_that_no_start_has_tested_are_tested(lines: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A start with little memory captures few sizes; the next one may have more."""
+    tested: list[Any] = []
+    monkeypatch.setattr(RoundTest, "__init__", lambda self, served: setattr(self, "_runner", served))
+    monkeypatch.setattr(RoundTest, "run", lambda self: tested.append(self._runner._step) or [])
+    monkeypatch.setattr(ranks, "gather_objects", lambda value: [value])
+    few, many = (SimpleNamespace(widest=lambda found=found: found) for found in ([[64, 16]], [[1, 16], [64, 16]]))
+    for step in (None, few, few, many, few, None):
+        served: Any = SimpleNamespace(device="cpu", _step=step)
+        selftest.check_rounds(served, SUBJECT, logging.getLogger("vllm.eagle_plugin"))
+    assert tested == [None, few, many]
 
 
 def test_after_a_failed_round_vllms_own_worker_serves(
