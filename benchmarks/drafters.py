@@ -50,7 +50,6 @@ from eagle_plugin.common.devices import usable_cores
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.heads import block_config
 from eagle_plugin.heads.description import described_spec, read_head
-from eagle_plugin.heads.kinds import find_spec
 from eagle_plugin.models import head_folder
 from eagle_plugin.models.shipped import HEAD
 from eagle_plugin.policy.chooser import MODES
@@ -144,7 +143,6 @@ def specs_of(options: argparse.Namespace, target: Path, head: Path, kind: str) -
             plain,
             mode="plugin",
             head=head,
-            algorithm=find_spec(kind).algorithm,
             shape=shape,
             environment={"EAGLE_POLICY": options.policy, "EAGLE_LOOKUP": lookup, VARIABLE: "1"},
             name=f"{kind}-{'chain' if shape.topk == 1 else 'tree'}-{lookup}",

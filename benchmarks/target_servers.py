@@ -34,8 +34,7 @@ def specs_of(engine: EngineName, family: str, folder: Path) -> dict[str, ServerS
     found = {"plain": spec_of(WITHOUT_PLAIN.get((engine, family), engine), target)}
     for kind in KINDS:
         head = family_head(folder / kind, target, kind)
-        algorithm = "EAGLE" if kind == "eagle2" else "EAGLE3"
-        found[kind] = spec_of(engine, target, head, SHAPE, algorithm=algorithm, name=kind)
+        found[kind] = spec_of(engine, target, head, SHAPE, name=kind)
     return found
 
 

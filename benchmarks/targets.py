@@ -38,8 +38,9 @@ from eagle_plugin.bench.outputs import write_json
 from eagle_plugin.bench.progress import Steps
 from eagle_plugin.bench.quartiles import Strict
 from eagle_plugin.bench.questions import Question
-from eagle_plugin.bench.servers import PLUGIN_LINE, SERVING, Server, ServerError, sigterm_as_exit
+from eagle_plugin.bench.servers import PLUGIN_LINE, SERVING, Server, ServerError
 from eagle_plugin.bench.spec import EngineName
+from eagle_plugin.common.command_end import sigterm_as_exit
 
 ROOT = Path(__file__).resolve().parents[1]
 TOKENS = 64

@@ -25,7 +25,7 @@ LAW: dict[str, set[str]] = {
     "collect": {"traffic"},  # the same
     "policy": {"core"},
     "heads": {"core", "models", "policy.shapes"},
-    # What trees it asks the servers for, those that a head gets by default, and what a server's policy reports.
+    # What trees it asks the servers for, what the files of target and head say, and what a server's policy reports.
     "bench": {
         "core.shape",
         "policy.draft_times",
@@ -33,7 +33,10 @@ LAW: dict[str, set[str]] = {
         "policy.prediction_errors",
         "policy.report",
         "policy.shapes",
+        "heads.files",
+        "heads.kinds",
         "heads.manifest",
+        "heads.target_config",
         "models",
     },
     # What it asks the servers, which heads it starts them with, and what their manifests say.

@@ -8,12 +8,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from eagle_plugin.bench.load import Completion, Sampling, run_load
+from rich.markup import escape
+
+from eagle_plugin.bench.load import Completion, LoadError, Sampling, run_load
 from eagle_plugin.bench.progress import Steps
 from eagle_plugin.bench.questions import Question
-from eagle_plugin.bench.servers import Server
+from eagle_plugin.bench.servers import Server, ServerError
 from eagle_plugin.bench.spec import Mode, ServerSpec
 from eagle_plugin.bench.startup import serving
+from eagle_plugin.common.errors import first_line
+from eagle_plugin.heads.files import HeadError, read_config, text_config
+
+QUANTISED = "the target is quantised, and engines do not serve such a one in fp32"
+UNFINISHED = "the comparison was not finished"
 
 
 class Comparison(NamedTuple):
@@ -24,6 +31,33 @@ class Comparison(NamedTuple):
 
     different: list[str]
     empty: list[str]
+    not_compared: str = ""  # why nothing was asked
+
+
+def is_quantised(spec: ServerSpec) -> bool:
+    """Whether the target's files say so, or the engine's flags."""
+    if any(flag.partition("=")[0] in ("--quantization", "-q") for flag in spec.extra_flags):
+        return True
+    try:
+        config = read_config(spec.target)
+    except HeadError:
+        return False
+    keys = ("quantization_config", "compression_config")
+    return any(part.get(key) for part in (config, text_config(config)) for key in keys)
+
+
+def compare_if_served(
+    specs: Mapping[Mode, ServerSpec], questions: Sequence[Question], max_tokens: int, logs: Path, steps: Steps
+) -> Comparison:
+    """`compare_greedy`, or why it was not made: a report of what was measured before is made without it too."""
+    if is_quantised(specs["plain"]):
+        steps.log(f"no comparison in fp32: {QUANTISED}")
+        return Comparison([], [], QUANTISED)
+    try:
+        return compare_greedy(specs, questions, max_tokens, logs, steps)
+    except (ServerError, LoadError) as error:
+        steps.log(f"[bold red]no comparison in fp32:[/] {escape(str(error))}")
+        return Comparison([], [], first_line(error))
 
 
 def compare_greedy(

@@ -8,7 +8,8 @@ from rich.console import Console
 from rich.markup import escape
 
 from eagle_plugin.bench.load import LoadError
-from eagle_plugin.bench.servers import ServerError, sigterm_as_exit
+from eagle_plugin.bench.servers import ServerError
+from eagle_plugin.common.command_end import sigterm_as_exit
 from eagle_plugin.common.errors import UserError
 
 

@@ -125,22 +125,28 @@ def samples_of(text: str) -> dict[tuple[tuple[str, str], ...], list[Sample]]:
     return found
 
 
-def counted_rounds(text: str) -> tuple[float, tuple[float, ...]]:
+def counted_rounds(text: str, plain: bool = False) -> tuple[float, tuple[float, ...]]:
     """Rounds that drafted, and those of them that accepted 1, 2, ... drafts or more, of all engines together.
 
-    text: Prometheus metrics. Raises ValueError where it is none, and KeyError where it has no rounds.
+    text: Prometheus metrics. plain: count the rounds without drafts too, as benchmarks do. Only a policy has such
+    rounds, and it counts all of them by shape. Raises ValueError where it is none, and KeyError where it has no rounds.
     """
-    rounds: list[float] = []
+    by_engine = samples_of(text).values()
+    rounds = [sum(x.value for x in found if x.name == VERIFY_ROUNDS.exported) for found in by_engine]
+    if plain:
+        all_rounds = TOTALS["rounds"].exported
+        rounds = [
+            max(drafted, sum(x.value for x in found if x.name == all_rounds))
+            for drafted, found in zip(rounds, by_engine, strict=True)
+        ]
     depths: dict[int, float] = {}
-    for sample in (sample for samples in samples_of(text).values() for sample in samples):
-        if sample.name == VERIFY_ROUNDS.exported:
-            rounds.append(sample.value)
-        elif sample.name == ACCEPTED_AT_DEPTH.exported:
+    for sample in (sample for samples in by_engine for sample in samples):
+        if sample.name == ACCEPTED_AT_DEPTH.exported:
             depth = int(sample.label)
             if not 0 < depth < MAX_WIDTH:
                 raise ValueError(f"{sample.name} has depth {sample.label}, wanted one from 1 to {MAX_WIDTH - 1}")
             depths[depth] = depths.get(depth, 0.0) + sample.value
-    if not rounds:
+    if not any(x.name == VERIFY_ROUNDS.exported for found in by_engine for x in found):
         raise KeyError(PREFIX + VERIFY_ROUNDS.exported)
     return sum(rounds), tuple(depths.get(depth, 0.0) for depth in range(1, max(depths, default=0) + 1))
 

@@ -39,7 +39,8 @@ class SpreadDetail(Strict):
 class Equality(Strict):
     """How many greedy answers of the plugin equal those of plain decoding: in fp32, and for comparison in bf16.
 
-    Of fp32, `compared` counts the answers that had any token to compare; `empty` names the others.
+    Of fp32, `compared` counts the answers that had any token to compare; `empty` names the others. `not_compared` says
+    why nothing was asked in fp32, if that is so; then `compared` is 0.
     """
 
     dtype: Literal["float32"] = "float32"
@@ -48,6 +49,7 @@ class Equality(Strict):
     compared: int
     different: list[str]
     empty: list[str] = []
+    not_compared: str = ""
     bf16_builtin_equal: int
     bf16_plugin_equal: int
     bf16_compared: int

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 import time
 from collections.abc import Sequence
@@ -26,12 +27,14 @@ from eagle_plugin.bench.choices import (
 from eagle_plugin.bench.engines import ENGINES
 from eagle_plugin.bench.progress import Steps
 from eagle_plugin.bench.public_heads import public_head
-from eagle_plugin.bench.servers import Server, ServerError, check_worker, sigterm_as_exit
+from eagle_plugin.bench.servers import Server, ServerError, check_worker
 from eagle_plugin.bench.spec import CACHE_TOKENS, CONTEXT, SPARE_TOKENS, ServerSpec
+from eagle_plugin.common.command_end import sigterm_as_exit
 from eagle_plugin.common.command_line import Parser, port_number, positive_number
 from eagle_plugin.common.errors import UserError
 from eagle_plugin.models import PUBLIC
 
+KEYS = ("VLLM_API_KEY",)  # of the user's shell: this server answers the user, and those of benchmarks only us
 DESCRIPTION = """\
 Start a stock engine's OpenAI server on 127.0.0.1, with the plugin or (--plain) without drafts, and keep it running
 until Ctrl-C. Without options it serves a small model with the draft head that comes with eagle-plugin. With the name of
@@ -97,6 +100,7 @@ def server_spec(options: argparse.Namespace, target: Path) -> ServerSpec:
             context_length=options.context,
             max_total_tokens=max(CACHE_TOKENS, options.context + SPARE_TOKENS),
             extra_flags=options.engine_flags,
+            environment={name: os.environ[name] for name in KEYS if name in os.environ},
         )
         .for_concurrency(options.concurrency)
         .alone()

@@ -11,9 +11,8 @@ import socket
 import subprocess
 import textwrap
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import FrameType
 
 import httpx
 import psutil
@@ -44,8 +43,9 @@ class OutOfMemory(ServerError):
 
 def child_environment(spec: ServerSpec, base: Mapping[str, str]) -> dict[str, str]:
     """The server's environment: local model files only, and the plugin is on only in mode "plugin", where the caller's
-    EAGLE_PLUGIN=force stays."""
+    EAGLE_PLUGIN=force stays. No key of vLLM's API: with one the server would refuse our own questions."""
     child = {**base, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
+    child.pop("VLLM_API_KEY", None)
     on = "force" if base.get("EAGLE_PLUGIN") == "force" else "1"
     child["EAGLE_PLUGIN"] = on if spec.mode == "plugin" else "0"
     return child | ENGINES[spec.engine].environment(spec, base) | dict(spec.environment)
@@ -111,15 +111,25 @@ class Server:
         self._guard = Guard(self._process.pid)
         return self
 
-    def wait_ready(self, timeout_s: float = 600.0, progress: Callable[[str], None] = lambda line: None) -> float:
-        """Wait until the server answers `/health`; returns the seconds since its start. Raises ServerError."""
+    def wait_ready(self, silence_s: float = 600.0, progress: Callable[[str], None] = lambda line: None) -> float:
+        """Wait until the server answers `/health`; returns the seconds since its start.
+
+        A large target may load and compile for longer than any limit; an engine prints meanwhile how far it is.
+
+        Raises:
+            ServerError: it ended, or it printed nothing for `silence_s` seconds.
+        """
+        printed, last = -1, self._began
         with httpx.Client(base_url=self.url, timeout=15.0, trust_env=False) as client:
             while True:
                 self.check_alive("before it was ready")
-                waited = time.monotonic() - self._began
-                if waited > timeout_s:
-                    raise ServerError(self._failure(f"was not ready after {timeout_s:.0f} s"))
-                progress(f"{self.label}, {waited:.0f} s")
+                now, size = time.monotonic(), self.log.stat().st_size if self.log.exists() else 0
+                if size != printed:
+                    printed, last = size, now
+                if now - last > silence_s:
+                    waited = f"{now - self._began:.0f} s, of which it printed nothing for {silence_s:.0f} s"
+                    raise ServerError(self._failure(f"was not ready after {waited}"))
+                progress(f"{self.label}, {now - self._began:.0f} s")
                 with contextlib.suppress(httpx.TransportError):  # not listening yet
                     if client.get("/health").status_code == 200:
                         return time.monotonic() - self._began
@@ -283,17 +293,3 @@ def check_worker(server: Server, mode: Mode) -> str:
             "EAGLE_PLUGIN=0 was set for this process, so find the start-up script that sets it again"
         )
     return serving[-1] if serving else ""
-
-
-@contextlib.contextmanager
-def sigterm_as_exit() -> Iterator[None]:
-    """Within this block SIGTERM raises SystemExit, so that a command that is ended stops its servers."""
-
-    def leave(number: int, frame: FrameType | None) -> None:
-        raise SystemExit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

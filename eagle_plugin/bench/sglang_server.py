@@ -15,6 +15,9 @@ from eagle_plugin.policy.shapes import CPU_SHAPE
 # Of several servers that start at once on a CPU, each counts what the others take meanwhile as its own weights; the
 # cache is limited by its tokens.
 CPU_MEMORY_FRACTION = 0.6
+# Of what is free on a GPU when the server starts. Servers that share it start one after the other; what is left is for
+# activations, CUDA graphs and the next ones.
+SHARED_GPU_FRACTION = 0.85
 SHAPES = (*map(Shape.chain, (1, 2, 3)), CPU_SHAPE, Shape(1, 4, 5), Shape(3, 4, 8))
 
 
@@ -29,12 +32,12 @@ def command(spec: ServerSpec, port: int) -> list[str]:
         "--context-length": spec.context_length,
         "--max-total-tokens": spec.max_total_tokens or None,
         "--max-running-requests": spec.max_running_requests,
-        "--mem-fraction-static": CPU_MEMORY_FRACTION if spec.device == "cpu" else spec.memory_fraction,
+        "--mem-fraction-static": _memory_fraction(spec),
     }
     flags = {flag: value for flag, value in flags.items() if value is not None}
     if spec.mode != "plain":
         flags |= {
-            "--speculative-algorithm": spec.algorithm,
+            "--speculative-algorithm": spec.speculation,
             "--speculative-draft-model-path": spec.head,
             "--speculative-num-steps": spec.shape.steps,
             "--speculative-eagle-topk": spec.shape.topk,
@@ -43,6 +46,13 @@ def command(spec: ServerSpec, port: int) -> list[str]:
     args = [arg for flag, value in flags.items() for arg in (flag, str(value))]
     # Without --sleep-on-idle an idle SGLang scheduler keeps one core busy.
     return [str(spec.python), "-m", "sglang.launch_server", *args, "--sleep-on-idle", *spec.extra_flags]
+
+
+def _memory_fraction(spec: ServerSpec) -> float | None:
+    """For weights and cache; None: the engine's choice."""
+    if spec.device == "cpu":
+        return CPU_MEMORY_FRACTION
+    return SHARED_GPU_FRACTION if spec.gpu_servers else None
 
 
 def environment(spec: ServerSpec, base: Mapping[str, str]) -> dict[str, str]:

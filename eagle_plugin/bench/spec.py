@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from eagle_plugin.core.shape import Shape
+from eagle_plugin.heads.files import HeadError, read_config
+from eagle_plugin.heads.kinds import served_algorithm, vllm_options
 from eagle_plugin.policy.shapes import CPU_SHAPE
 
 Mode = Literal["plain", "builtin", "plugin"]
@@ -29,14 +32,14 @@ class ServerSpec:
     head: Path | None = None
     shape: Shape = CPU_SHAPE
     engine: EngineName = "sglang"
-    algorithm: str = "EAGLE3"
+    algorithm: str | None = None  # SGLang's name of the speculation; None: that of the head, see `speculation`
     device: str = "cpu"
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     threads: int | None = None  # OpenMP threads; None: the engine and the caller's environment decide
     context_length: int = CONTEXT
     max_total_tokens: int = CACHE_TOKENS  # of the cache; 0: as many as there is memory for
     max_running_requests: int = 8
-    memory_fraction: float | None = 0.3  # of a GPU, for weights and cache; None: the engine's choice
+    gpu_servers: int = 0  # that share its GPU, this one included; 0: none does, and the engine decides about memory
     is_async: bool = False  # of vLLM's plugin: asynchronous scheduling on a CPU too
     extra_flags: tuple[str, ...] = ()  # of the engine; they come last, and override those above
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -55,7 +58,27 @@ class ServerSpec:
 
     def alone(self) -> ServerSpec:
         """The same server where no other shares its GPU: the engine decides about memory. On a CPU nothing changes."""
-        return self if self.device == "cpu" else replace(self, memory_fraction=None, max_total_tokens=0)
+        return self if self.device == "cpu" else replace(self, gpu_servers=0, max_total_tokens=0)
+
+    def beside(self, others: int) -> ServerSpec:
+        """The same server where so many others share its GPU. On a CPU nothing changes."""
+        return self if self.device == "cpu" else replace(self, gpu_servers=others + 1)
+
+    @property
+    def speculation(self) -> str:
+        """SGLang's name of the speculation; EAGLE3 where the head's config.json does not say it."""
+        return self.algorithm or served_algorithm(self._head_config)
+
+    @property
+    def vllm_options(self) -> dict[str, Any]:
+        """What vLLM's --speculative-config says of the head's kind."""
+        return vllm_options(self._head_config)
+
+    @property
+    def _head_config(self) -> dict[str, Any]:
+        with contextlib.suppress(HeadError):  # the engine says what is wrong with the folder
+            return {} if self.head is None else read_config(self.head)
+        return {}
 
     @property
     def drafts(self) -> str:

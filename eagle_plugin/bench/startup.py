@@ -40,14 +40,23 @@ def wait_all(servers: Mapping[Name, Server], specs: Mapping[Name, ServerSpec], s
 
 
 @contextlib.contextmanager
-def serving(specs: Mapping[Name, ServerSpec], logs: Path, steps: Steps) -> Iterator[dict[Name, Server]]:
-    """The servers are ready and paused. One whose policy measures costs as it starts comes alone, after the others."""
+def serving(
+    specs: Mapping[Name, ServerSpec], logs: Path, steps: Steps, others: int = 0
+) -> Iterator[dict[Name, Server]]:
+    """The servers are ready and paused. One whose policy measures costs as it starts comes alone, after the others.
+
+    On a GPU each starts alone: an engine sees how much memory is free, before and after it loads its target.
+
+    others: servers that share the GPU with these at some time.
+    """
+    specs = {name: spec.beside(len(specs) - 1 + others) for name, spec in specs.items()}
     for spec in specs.values():  # what cannot be served is refused before the first of them loads its target
         child_environment(spec, os.environ)
-    together = {name: spec for name, spec in specs.items() if not _measures_costs(spec)}
+    together = {name: spec for name, spec in specs.items() if spec.device == "cpu" and not _measures_costs(spec)}
+    alone = sorted((name for name in specs if name not in together), key=lambda name: _measures_costs(specs[name]))
     with contextlib.ExitStack() as stack:
         servers: dict[Name, Server] = {}
-        for part in (together, *({name: spec} for name, spec in specs.items() if name not in together)):
+        for part in (together, *({name: specs[name]} for name in alone)):
             started = stack.enter_context(launched(part, logs))
             wait_all(started, part, steps)
             servers |= started

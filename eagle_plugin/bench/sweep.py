@@ -55,10 +55,10 @@ def sweep(
     steps: Steps,
 ) -> Iterator[ShapeResult]:
     """Serve `candidate` with each shape in turn beside one plain server, and yield each result when it is measured."""
-    with serving({"plain": plain}, logs, steps) as base:
+    with serving({"plain": plain}, logs, steps, others=1) as base:
         warm_up_all(base, repeats[0], steps)
         for shape in shapes:
-            with serving({"candidate": replace(candidate, shape=shape)}, logs, steps) as server:
+            with serving({"candidate": replace(candidate, shape=shape)}, logs, steps, others=1) as server:
                 warm_up_all(server, repeats[0], steps)
                 with steps.step(f"measuring {shape}") as step:
                     series = measure_interleaved({**base, **server}, repeats, sampling, step.update)

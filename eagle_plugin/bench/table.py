@@ -39,7 +39,8 @@ def demo_table(report: DemoReport) -> Table:
     gains = (spreads.builtin_speedup_vs_plain, spreads.speedup_vs_plain)
     table.add_row("against plain", "1.00x", *(with_quartiles(one, unit="x") for one in gains))
     table.add_row("against engine", "", "1.00x", with_quartiles(spreads.speedup_vs_builtin, unit="x"))
-    table.add_row("same text, fp32", "", "not asked", f"{equality.equal}/{equality.compared}")
+    same = f"{equality.equal}/{equality.compared}"
+    table.add_row("same text, fp32", "", "not asked", "not compared" if equality.not_compared else same)
     of = equality.bf16_compared
     table.add_row("same text, bf16", "", f"{equality.bf16_builtin_equal}/{of}", f"{equality.bf16_plugin_equal}/{of}")
     return table

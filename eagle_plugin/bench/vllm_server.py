@@ -8,12 +8,14 @@ from typing import Any
 
 import httpx
 
+from eagle_plugin.bench.cache_groups import cache_groups
 from eagle_plugin.bench.engine import Engine
 from eagle_plugin.bench.spec import ServerSpec
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.policy.shapes import shape_for
 
 DRAFTS = 5  # vLLM has no default number of drafted tokens; 5 were the fastest (docs/vllm.md)
+SHARED_GPU_THOUSANDTHS = 900  # of a GPU's whole memory, for the weights and caches of all servers that share it
 
 
 def command(spec: ServerSpec, port: int) -> list[str]:
@@ -29,15 +31,17 @@ def command(spec: ServerSpec, port: int) -> list[str]:
         "--max-num-seqs": spec.max_running_requests,
         "--block-size": block,
     }
-    if spec.memory_fraction is not None:
-        flags["--gpu-memory-utilization"] = spec.memory_fraction
-    if spec.max_total_tokens:
-        flags["--num-gpu-blocks-override"] = -(-spec.max_total_tokens // block)
+    if spec.device != "cpu" and spec.gpu_servers:  # the cache has what the weights leave of the server's part
+        flags["--gpu-memory-utilization"] = SHARED_GPU_THOUSANDTHS // spec.gpu_servers / 1000
+    if spec.device == "cpu" and spec.max_total_tokens:
+        groups = cache_groups(spec.target, spec.head)
+        flags["--num-gpu-blocks-override"] = groups * -(-spec.max_total_tokens // block)
     if spec.mode != "plain":
         speculation = {
-            "method": spec.algorithm.lower(),
+            "method": spec.speculation.lower(),
             "model": str(spec.head),
             "num_speculative_tokens": spec.shape.width - 1,
+            **spec.vllm_options,
         }
         flags |= {"--speculative-config": json.dumps(speculation), "--per-request-spec-decode-metrics": "summary"}
     if spec.mode == "builtin" and spec.shape != Shape.chain(spec.shape.steps):

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from eagle_plugin.core.shape import Levels
-from eagle_plugin.heads.block_config import ARCHITECTURE, MARKOV, MARKOV_ARCHITECTURE, METHOD
-from eagle_plugin.heads.files import Algorithm, HeadError
+from eagle_plugin.heads.block_config import ARCHITECTURE, MARKOV, MARKOV_ARCHITECTURE, METHOD, kind_of
+from eagle_plugin.heads.files import Algorithm, HeadError, levels_of
 from eagle_plugin.heads.formats import BlockFormat, Eagle3Format, EagleFormat, MarkovFormat, PEagleFormat
 
 
@@ -39,7 +39,11 @@ class HeadSpec:
     def vllm_config(self, model: str, tokens: int) -> dict[str, Any]:
         """vLLM's --speculative-config for the head in folder `model` with `tokens` drafted tokens per round."""
         values = {"method": self.method, "model": model, "num_speculative_tokens": tokens}
-        return values | ({"parallel_drafting": True} if self.levels is Levels.PARALLEL else {})
+        return values | _of_levels(self.levels)
+
+
+def _of_levels(levels: Levels) -> dict[str, Any]:
+    return {"parallel_drafting": True} if levels is Levels.PARALLEL else {}
 
 
 # From the most special to the most general: the first whose marker is in a checkpoint is its kind.
@@ -137,3 +141,18 @@ def stored_algorithm(config: dict[str, Any]) -> Algorithm:
     """SGLang's algorithm for a head with this config.json; EAGLE3 where its architecture is unknown."""
     name = (config.get("architectures") or [None])[0]
     return next((spec.algorithm for spec in HEADS.values() if spec.format.loader == name), "EAGLE3")
+
+
+def served_algorithm(config: dict[str, Any]) -> Algorithm:
+    """The same, also of block drafters."""
+    block = kind_of(config)
+    return stored_algorithm(config) if block is None else BLOCK_DRAFTERS[block].algorithm
+
+
+def vllm_options(config: dict[str, Any]) -> dict[str, Any]:
+    """What vLLM's --speculative-config must say of a head with this config.json beside its method, see `vllm_config`.
+
+    Raises:
+        HeadError: its mask token is no token.
+    """
+    return _of_levels(levels_of(config)) if kind_of(config) is None else {}

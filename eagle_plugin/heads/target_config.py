@@ -8,6 +8,8 @@ from typing import Any
 from eagle_plugin.heads.files import HeadError, read_config, read_size, text_config
 
 SIZES = ("hidden_size", "num_hidden_layers", "vocab_size")  # of the language model
+# With one of them a config.json without layer_types may be of a class that gives its layers several kinds of attention.
+PATTERN_KEYS = ("sliding_window", "attention_chunk_size", "full_attention_interval")
 
 
 def read_target_config(folder: str | Path) -> dict[str, Any]:
@@ -31,6 +33,20 @@ def read_target_config(folder: str | Path) -> dict[str, Any]:
     for key in SIZES:
         read_size(text_config(config), key, where)
     return config
+
+
+def layer_kinds(folder: str | Path) -> list[str]:
+    """The kind of attention of every layer, as transformers names them; [] where all have full attention or one window.
+
+    Raises:
+        HeadError: config.json cannot be read.
+    """
+    config = text_config(read_config(folder))
+    kinds = config.get("layer_types")
+    # A config.json without a size has what differs from its class alone, as Gemma 3's.
+    if not kinds and (any(map(config.get, PATTERN_KEYS)) or None in map(config.get, SIZES)):
+        kinds = _of_class(folder, ["layer_types"]).get("layer_types")
+    return list(kinds or [])
 
 
 def refuse_scaled_embedding(target: dict[str, Any], folder: Path) -> None:

@@ -1,7 +1,9 @@
 """The options of the commands, and their messages when something is missing."""
 
 import argparse
+import contextlib
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,9 +21,11 @@ from eagle_plugin.bench.servers import ServerError, child_environment
 from eagle_plugin.bench.serving import trace_command
 from eagle_plugin.bench.serving.configs import config_specs
 from eagle_plugin.bench.spec import ServerSpec
+from eagle_plugin.bench.states.configs import state_specs
 from eagle_plugin.cli import main
 from eagle_plugin.common.devices import DeviceError
 from eagle_plugin.core.shape import Shape
+from eagle_plugin.learning.loop import server as loop_server
 from eagle_plugin.models.shipped import HEAD, question_files
 from eagle_plugin.policy.shapes import CPU_SHAPE
 
@@ -116,9 +120,11 @@ def test_commands_serve_on_a_gpu_if_there_is_one(has_gpu, tmp_path, monkeypatch)
 @pytest.mark.parametrize("engine", ["sglang", "vllm"])
 def test_a_server_that_is_alone_has_the_memory_of_its_gpu(engine, tmp_path):
     """Those of a benchmark share it; on a CPU the cache is limited in both cases."""
-    shared = ServerSpec(tmp_path, "plain", engine=engine, device="cuda").for_concurrency(64)
+    shared = ServerSpec(tmp_path, "plain", engine=engine, device="cuda").for_concurrency(64).beside(2)
     limits = {"--max-total-tokens", "--mem-fraction-static", "--num-gpu-blocks-override", "--gpu-memory-utilization"}
-    assert len(limits & set(ENGINES[engine].command(shared, 1))) == 2
+    # vLLM's part is of the whole GPU, so it bounds the cache. SGLang's is of what is free, so the tokens bound it.
+    wanted = {"--gpu-memory-utilization"} if engine == "vllm" else {"--max-total-tokens", "--mem-fraction-static"}
+    assert limits & set(ENGINES[engine].command(shared, 1)) == wanted
     assert not limits & set(ENGINES[engine].command(shared.alone(), 1))
     on_cpu = replace(shared, device="cpu")
     assert on_cpu.alone() == on_cpu
@@ -203,7 +209,7 @@ def test_flags_after_two_dashes_reach_every_server(name, more, tmp_path, monkeyp
     """Of all the servers that a comparison starts: the plain one has the same flags as those with drafts."""
     specs: dict[object, ServerSpec] = {}
 
-    def stop(found: dict[object, ServerSpec], *_: object) -> None:
+    def stop(found: dict[object, ServerSpec], *_: object, **__: object) -> None:
         specs.update(found)
         raise ServerError("stopped")
 
@@ -219,6 +225,86 @@ def test_flags_after_two_dashes_reach_every_server(name, more, tmp_path, monkeyp
     assert "stopped" in capsys.readouterr().out and specs
     for spec in specs.values():
         assert tuple(ENGINES["vllm"].command(spec, 1)[-2:]) == TP
+
+
+@pytest.mark.parametrize("others", [0, 2, 4])
+def test_the_servers_of_a_gpu_start_one_after_the_other_and_share_its_memory(others, tmp_path, monkeypatch):
+    began: list[list[str]] = []
+    given: dict[str, ServerSpec] = {}
+
+    @contextlib.contextmanager
+    def launched(specs, logs):
+        began.append(list(specs))
+        given.update(specs)
+        yield dict.fromkeys(specs)
+
+    monkeypatch.setattr(startup, "launched", launched)
+    monkeypatch.setattr(startup, "wait_all", lambda *_: None)
+    monkeypatch.setenv("EAGLE_PLUGIN", "force")
+
+    def start(device, engine):
+        began.clear()
+        plain = ServerSpec(tmp_path, "plain", engine=engine, device=device)
+        plugin = replace(plain, mode="plugin", head=tmp_path)
+        specs = {"plugin": plugin, "plain": plain, "builtin": replace(plugin, mode="builtin", shape=Shape.chain(2))}
+        with startup.serving(specs, tmp_path, Steps(Console()), others=others) as servers:
+            assert list(servers) == list(specs)
+        commands = [ENGINES[engine].command(spec, 1) for spec in given.values()]
+        return [[part for part in names] for names in began if names], commands
+
+    alone = [["plain"], ["builtin"], ["plugin"]]  # that whose policy measures costs is last
+    found, commands = start("cuda", "vllm")
+    assert found == alone
+    parts = [float(args[args.index("--gpu-memory-utilization") + 1]) for args in commands]
+    assert 0.89 < parts[0] * (3 + others) <= 0.9 and len(set(parts)) == 1
+    found, commands = start("cuda", "sglang")
+    assert found == alone
+    for args in commands:  # of what the others have left
+        assert float(args[args.index("--mem-fraction-static") + 1]) > 0.8 and "--max-total-tokens" in args
+    assert start("cpu", "sglang")[0] == [["plain", "builtin"], ["plugin"]]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "algorithm"),
+    [("LlamaForCausalLMEagle", "EAGLE"), ("LlamaForCausalLMEagle3", "EAGLE3"), ("DFlashDraftModel", "DFLASH")],
+)
+def test_every_command_serves_the_kind_of_the_head(architecture, algorithm, tmp_path, monkeypatch):
+    for folder in ("target", "head"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "config.json").write_text(json.dumps({"architectures": [architecture]}))
+    target, head = tmp_path / "target", tmp_path / "head"
+    named = ["--target", str(target), "--head", str(head), "--device", "cpu"]
+    for engine, flag in (("sglang", "--speculative-algorithm"), ("vllm", "--speculative-config")):
+        options = [*named, "--engine", engine]
+        specs = [serve.server_spec(serve.parse(options), target)]
+        specs += demo.server_specs(demo.parse(options), target, head).values()
+        specs += config_specs(ServerSpec(target, "plain", head, engine=engine)).values()
+        specs += state_specs(ServerSpec(target, "plain", engine=engine), head, head, "builtin").values()
+
+        def stop(spec: ServerSpec, *_: object, found: list[ServerSpec] = specs) -> None:
+            found.append(spec)
+            raise ServerError("stopped")
+
+        monkeypatch.setattr(loop_server.Server, "of", stop)
+        with (
+            pytest.raises(ServerError),
+            loop_server.plugin_server(engine, target, head, 1, {}, "x", tmp_path, Steps(Console())),
+        ):
+            pass
+        drafting = [spec for spec in specs if spec.mode != "plain"]
+        assert len(drafting) > 6
+        for spec in drafting:
+            args = ENGINES[engine].command(spec, 1)
+            found = args[args.index(flag) + 1]
+            assert found == algorithm if engine == "sglang" else json.loads(found)["method"] == algorithm.lower()
+
+
+def test_a_key_of_the_users_api_is_kept_by_serve_alone(tmp_path, monkeypatch):
+    """The servers of a benchmark would refuse our own questions."""
+    monkeypatch.setenv("VLLM_API_KEY", "secret")
+    assert "VLLM_API_KEY" not in child_environment(ServerSpec(tmp_path, "plain", engine="vllm"), os.environ)
+    spec = serve.server_spec(serve.parse(["--plain", "--engine", "vllm", "--device", "cpu"]), tmp_path)
+    assert child_environment(spec, os.environ)["VLLM_API_KEY"] == "secret"
 
 
 def test_the_context_of_serve(tmp_path):

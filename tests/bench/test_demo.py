@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from eagle_plugin.bench import demo, speed
+from eagle_plugin.bench import demo, equality, speed
 from eagle_plugin.bench.engines import ENGINES
 from eagle_plugin.bench.measure import EarlyStop
+from eagle_plugin.bench.servers import ServerError
 from eagle_plugin.bench.spec import ServerSpec
 
 PEER = Path(__file__).parents[1] / "support/peer.py"
@@ -97,6 +98,44 @@ def test_answers_without_text_are_compared_by_what_they_have(
     assert (equality["equal"], equality["compared"]) == (3 - len(different) - len(empty), 3 - len(empty))
     printed = capsys.readouterr().out
     assert ("which prove nothing: " + ", ".join(empty) in " ".join(printed.split())) == bool(empty)
+
+
+def test_what_was_measured_is_kept_if_the_servers_of_the_comparison_do_not_start(
+    arguments, tmp_path, capsys, monkeypatch
+):
+    def fail(*_):
+        raise ServerError("float32 does not fit\nsecond line")
+
+    def interrupt(*_):
+        assert json.loads((tmp_path / "out/demo.json").read_text())["equality"]["not_compared"]
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys.modules[__name__], "GAPS", dict.fromkeys(GAPS, 0.002))  # no speed is looked at
+    monkeypatch.setattr(equality, "compare_greedy", fail)
+    given = [*arguments, "--quick", "--max-tokens", "4"]
+    assert demo.main(given) == 1
+    report = json.loads((tmp_path / "out/demo.json").read_text())
+    assert report["equality"]["not_compared"] == "float32 does not fit" and not report["greedy_equal"]
+    assert report["equality"]["compared"] == 0 and report["speedup_vs_plain"] > 0
+    printed = capsys.readouterr().out
+    assert "no comparison in fp32: float32 does not fit" in printed and "not compared" in printed
+    monkeypatch.setattr(equality, "compare_greedy", interrupt)
+    (tmp_path / "out/demo.json").unlink()
+    assert demo.main(given) == 130 and (tmp_path / "out/demo.json").exists()
+
+
+@pytest.mark.parametrize("flags", [(), ("--", "--quantization", "fp8")])
+def test_a_quantised_target_is_not_compared(arguments, tmp_path, capsys, monkeypatch, flags):
+    """No engine serves such weights in fp32."""
+    monkeypatch.setattr(sys.modules[__name__], "GAPS", dict.fromkeys(GAPS, 0.002))  # no speed is looked at
+    monkeypatch.setattr(equality, "compare_greedy", None)
+    if not flags:
+        config = {"quantization_config": {"quant_method": "mxfp4"}}
+        (tmp_path / "target/config.json").write_text(json.dumps(config))
+    assert demo.main([*arguments, "--quick", "--max-tokens", "4", *flags]) == 0
+    report = json.loads((tmp_path / "out/demo.json").read_text())
+    assert report["equality"]["not_compared"] == equality.QUANTISED and not report["greedy_equal"]
+    assert "the target is quantised" in " ".join(capsys.readouterr().out.split())
 
 
 def test_thorough_and_quick_exclude_each_other(capsys):

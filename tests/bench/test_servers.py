@@ -71,9 +71,28 @@ def test_a_server_that_dies_shows_its_last_lines(start_peer):
 def test_a_server_that_never_answers_is_given_up(tmp_path):
     with (
         script(tmp_path, "import time; print('loading', flush=True); time.sleep(60)") as server,
-        pytest.raises(ServerError, match=r"not ready after 1 s.*\n.*loading"),
+        pytest.raises(ServerError, match=r"not ready after .*printed nothing for 1 s.*\n.*loading"),
     ):
         server.wait_ready(1.0)
+
+
+def test_a_server_that_prints_how_far_it_is_may_take_longer(tmp_path):
+    """Of a large target: 8 lines in 4 s, while 2 s without one would be too long."""
+    code = (
+        "import http.server, sys, time\n"
+        "for i in range(8):\n"
+        "    print('loading', i, flush=True)\n"
+        "    time.sleep(0.5)\n"
+        "class Healthy(http.server.BaseHTTPRequestHandler):\n"
+        "    def do_GET(self):\n"
+        "        self.send_response(200)\n"
+        "        self.end_headers()\n"
+        "http.server.HTTPServer(('127.0.0.1', int(sys.argv[1])), Healthy).serve_forever()\n"
+    )
+    server = script(tmp_path, code)
+    server.command.append(str(server.port))
+    with server:
+        assert server.wait_ready(2.0) > 4.0
 
 
 def test_the_whole_group_ends_even_when_it_ignores_sigterm(tmp_path):
@@ -104,7 +123,8 @@ def test_a_killed_command_takes_its_server_along(tmp_path, request_to_end, pause
     """After SIGKILL the command cannot stop it any more; its guard does, and ends itself."""
     code = (
         "import os, sys, time, pathlib\n"
-        "from eagle_plugin.bench.servers import Server, sigterm_as_exit\n"
+        "from eagle_plugin.bench.servers import Server\n"
+        "from eagle_plugin.common.command_end import sigterm_as_exit\n"
         "with sigterm_as_exit():\n"
         "    with Server([sys.executable, '-c', 'import time; time.sleep(60)'], 1, 'x', "
         "pathlib.Path(sys.argv[1]), os.environ) as server:\n"

@@ -22,6 +22,8 @@ from eagle_plugin.bench.spec import ServerSpec
 from eagle_plugin.bench.stream_fields import Output
 from eagle_plugin.bench.vllm_server import command, verify_rounds
 from eagle_plugin.core.shape import Shape
+from eagle_plugin.models import head_folder
+from eagle_plugin.models.shipped import HEADS
 
 TARGET, HEAD = Path("target"), Path("head")
 CHAIN = Shape.chain(3)
@@ -63,6 +65,14 @@ def test_the_plugin_adds_its_tree_to_the_builtin_command():
     assert command(replace(spec("builtin"), is_async=True), 1) == builtin
     assert child_environment(spec("plugin"), {"EAGLE_PLUGIN": "0"})["EAGLE_PLUGIN"] == "1"
     assert child_environment(spec("builtin"), {})["EAGLE_PLUGIN"] == "0"
+
+
+def test_a_head_that_drafts_in_parallel_is_served_as_one():
+    """Else vLLM's own worker asks it for one token after the other."""
+    for folder, wanted in ((head_folder(HEADS[0]), None), (head_folder(HEADS[1]), True)):
+        for mode in ("builtin", "plugin"):
+            args = command(replace(spec(mode), head=folder), 1)
+            assert json.loads(value_of(args, "--speculative-config")).get("parallel_drafting") is wanted
 
 
 def test_a_gpu_has_its_graphs_and_the_plugin_where_it_was_forced():

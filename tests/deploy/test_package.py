@@ -19,6 +19,9 @@ from serving import _next_port as next_port
 
 from eagle_plugin.cli import main
 from eagle_plugin.common.file_digests import find_damage
+from eagle_plugin.heads.create import continue_as
+from eagle_plugin.heads.export import save_head
+from eagle_plugin.heads.load import load_any_head
 from eagle_plugin.heads.manifest import describe_target
 from eagle_plugin.learning.deploy import package
 from eagle_plugin.learning.deploy.package import PackageError, write_package
@@ -63,6 +66,16 @@ def bare_variables(text: str) -> list[str]:
     """Variables outside of quotes, which a path with a space would break."""
     lines = (re.sub(r'"(?:\\.|[^"\\])*"', "", line) for line in text.splitlines() if not line.startswith("#"))
     return [name for line in lines for name in re.findall(r"\$(?:here|target|host|port)\b", line)]
+
+
+def test_vllm_is_told_of_a_head_that_drafts_in_parallel(tmp_path, tiny_target, tiny_eagle3) -> None:
+    """Else its own worker, which serves where the plugin does not, asks it for one token after the other."""
+    parallel = continue_as("peagle", load_any_head(tiny_eagle3, tiny_target), tiny_target, mask_token_id=2)
+    save_head(parallel, tmp_path / "peagle", target_dir=tiny_target)
+    for head, wanted in ((tiny_eagle3, None), (tmp_path / "peagle", True)):
+        write_package(tiny_target, head, tmp_path / "made", "vllm")
+        (line,) = re.findall(r'--speculative-config "(.*)" \\\n', (tmp_path / "made/serve.sh").read_text())
+        assert json.loads(line.replace('\\"', '"')).get("parallel_drafting") is wanted
 
 
 def test_the_other_files_can_be_used(made) -> None:

@@ -56,6 +56,20 @@ def test_the_counts_become_an_accept_length_and_a_test() -> None:
     assert judge(Counts(1999, (0, 0)), 3.0, 0.05).drifted is None
 
 
+def test_rounds_without_drafts_count_as_in_the_benchmark() -> None:
+    """A policy on a busy server verified 2,000 trees, and 8,000 rounds were plain."""
+    drafted = TEXT.format(rounds=2000, first=1200, second=600)
+    shapes = "# TYPE eagle_plugin:shape_rounds counter\n" + "".join(
+        f'eagle_plugin:shape_rounds_total{{model_name="m",shape="{shape}"}} {rounds}\n'
+        for shape, rounds in (("0/1/1", 8000), ("2/4/8", 1500), ("1/1/2", 500))
+    )
+    counts = counts_of(drafted + shapes, plain=True)
+    tokens, rounds = 10_000 + 1800, 10_000  # each round yields a token of the target's own
+    assert counts.rounds == rounds and counts.accept_length == pytest.approx(tokens / rounds)
+    assert counts_of(drafted + shapes) == Counts(2000, (1200, 600))  # of drafts alone, to compare two heads
+    assert counts_of(drafted, plain=True) == Counts(2000, (1200, 600))  # without a policy no round is plain
+
+
 def test_a_server_that_was_started_again_counts_from_zero() -> None:
     assert Counts(30, (9, 3)).since(Counts(10, (4,))) == Counts(20, (5, 3))
     assert Counts(5, (1,)).since(Counts(10, (4,))) == Counts(5, (1,))
@@ -74,6 +88,10 @@ def test_the_exit_code_tells_what_was_found(server, tmp_path, capsys, monkeypatc
     assert "accept length 1.90 over 10,000 rounds, expected 2.50: it has drifted" in capsys.readouterr().out
     shown["text"] = TEXT.format(rounds=10, first=6, second=3)
     assert main(arguments) == 3
+    plain = 'eagle_plugin:shape_rounds_total{model_name="m",shape="0/1/1"} 20000\n'
+    drafted = TEXT.format(rounds=10_000, first=9000, second=6500)
+    shown["text"] = f"{drafted}# TYPE eagle_plugin:shape_rounds counter\n{plain}"
+    assert main(arguments) == 1 and "accept length 1.77 over 20,000 rounds" in capsys.readouterr().out
     shown["text"] = "up 1\n"
     assert main(arguments) == 2 and "no eagle_plugin:verify_rounds_total" in capsys.readouterr().err
     assert main([*arguments, "--domain", "code"]) == 2

@@ -17,6 +17,8 @@ from eagle_plugin.heads.create import continue_as
 from eagle_plugin.heads.export import save_head
 from eagle_plugin.heads.files import HeadError
 from eagle_plugin.heads.load import load_any_head
+from eagle_plugin.learning.evaluate import check as check_module
+from eagle_plugin.learning.evaluate import eval_command
 from eagle_plugin.learning.evaluate.check import check
 
 PROMPTS = ["hello", "What is the capital of France?", "1 2 3 4", "def factorial(n):", "Rivers carry sand", "thank you"]
@@ -33,6 +35,30 @@ def test_good_head_passes(markov_target: Path, markov_eagle2: Path, markov_eagle
         assert report.info.algorithm == algorithm and report.others == [] and report.trained is None
         assert report.warnings == []
         assert report.served.stats.cumulative == pytest.approx([1.0] * 4)
+
+
+@pytest.mark.parametrize(
+    ("options", "has_gpu", "device"), [([], True, "cuda"), ([], False, "cpu"), (["--device", "cpu"], True, "cpu")]
+)
+def test_target_and_head_compute_on_a_gpu_if_there_is_one(
+    options, has_gpu, device, markov_target, markov_eagle3, tmp_path, monkeypatch
+) -> None:
+    """Jobs name no device, so that check and evaluation follow the machine."""
+    used: list[str] = []
+
+    def stop(*_: object, **more: object) -> None:
+        used.append(str(more["device"]))
+        raise HeadError("stopped")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+    monkeypatch.setattr(check_module, "check", stop)
+    assert main(["check", str(markov_target), str(markov_eagle3), *options]) == 2
+    monkeypatch.setattr(check_module, "check_block_drafter", lambda t, h, device, report: stop(device=device))
+    drafter = dflash_models.tiny_dflash(tmp_path / "drafter", markov_target)
+    assert main(["check", str(markov_target), str(drafter), *options]) == 2
+    monkeypatch.setattr(eval_command, "fast_dtype", lambda device: stop(device=device))
+    assert main(["eval", str(markov_target), str(markov_eagle3), *options]) == 2
+    assert used == [device] * 3
 
 
 def test_a_peagle_head_is_recognised(

@@ -28,6 +28,8 @@ def test_every_workflow_is_a_job_that_can_be_planned(workflow, tmp_path, tiny_ta
     head = None if workflow.startswith("scratch") else str(tiny_eagle3)
     job = check_job(workflow_values(workflow, str(tiny_target), head, own, []), [], "the job")
     names = [stage.name for stage in list_stages(job, tiny_target, tmp_path)]
+    # They compute where the machine has a GPU: no stage says cpu.
+    assert not [stage for stage in list_stages(job, tiny_target, tmp_path) if "--device" in stage.args]
     report = [] if workflow == "own-head" else ["report"]
     assert names[names.index("check") :] == ["check", "evaluate", "benchmark", *report, "package"]
     assert ("prompts" in names) == ("train head" in names) == (workflow != "own-head")

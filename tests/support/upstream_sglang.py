@@ -27,7 +27,8 @@ from tiny_checkpoints import read_config
 from transformers import AutoModelForCausalLM
 from upstream_run import Reproduction, run, say
 
-from eagle_plugin.bench.servers import Server, ServerError, sigterm_as_exit
+from eagle_plugin.bench.servers import Server, ServerError
+from eagle_plugin.common.command_end import sigterm_as_exit
 from eagle_plugin.sglang.version import installed
 
 PROMPTS = ["tree root leaf", "the quick brown fox", "tree", "one two three four", "x = y", "hello", "write", "10 20 30"]

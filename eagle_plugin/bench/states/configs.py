@@ -9,8 +9,6 @@ from typing import Literal, get_args
 from eagle_plugin.bench.engines import ENGINES
 from eagle_plugin.bench.serving.configs import with_policy
 from eagle_plugin.bench.spec import ServerSpec
-from eagle_plugin.heads.files import read_config
-from eagle_plugin.heads.kinds import stored_algorithm
 
 State = Literal["none", "base", "trained"]
 STATES: tuple[State, ...] = get_args(State)
@@ -26,9 +24,6 @@ def state_specs(plain: ServerSpec, trained: Path, base: Path | None, worker: Wor
         plain: sizes, engine and target of all of them.
         worker: who serves the heads: the plugin, which chooses the shape of every round; the plugin with one tree
             ("fixed"); or the engine's own EAGLE ("builtin").
-
-    Raises:
-        HeadError: a head has no config.json that can be read.
     """
     specs: dict[State, ServerSpec] = {"none": replace(plain, mode="plain", head=None, name="none")}
     heads: dict[State, Path | None] = {"base": base, "trained": trained}
@@ -40,8 +35,7 @@ def state_specs(plain: ServerSpec, trained: Path, base: Path | None, worker: Wor
 
 def _with_head(plain: ServerSpec, head: Path, state: State, worker: Worker) -> ServerSpec:
     engine = ENGINES[plain.engine]
-    algorithm = stored_algorithm(read_config(head))
     if worker == "builtin":
-        return replace(plain, mode="builtin", head=head, algorithm=algorithm, shape=engine.builtin_shape, name=state)
-    spec = replace(plain, mode="plugin", head=head, algorithm=algorithm, shape=engine.plugin_shape(head))
+        return replace(plain, mode="builtin", head=head, shape=engine.builtin_shape, name=state)
+    spec = replace(plain, mode="plugin", head=head, shape=engine.plugin_shape(head))
     return with_policy(spec, "auto" if worker == "plugin" else "fixed", state)

@@ -53,22 +53,22 @@ class Counts(NamedTuple):
         return max(square - (self.accept_length - 1) ** 2, 1e-12) * ROUNDS_PER_ANSWER / self.rounds
 
 
-def counts_of(text: str) -> Counts:
-    """The counts in a text of Prometheus metrics, of all engines in it together.
+def counts_of(text: str, plain: bool = False) -> Counts:
+    """The counts in a text of Prometheus metrics, of all engines in it together; plain: of rounds without drafts too.
 
     Raises:
         CountsError: it is no such text, or the plugin has drafted nothing.
     """
     try:
-        return Counts(*counted_rounds(text))
+        return Counts(*counted_rounds(text, plain))
     except ValueError as error:
         raise CountsError(f"the answer is no text of Prometheus metrics ({error}); give the URL of a server") from error
     except KeyError as error:
         raise CountsError(f"the metrics have no {error.args[0]}; {DRAFTING}") from error
 
 
-def served_counts(url: str) -> Counts:
-    """The counts of a running server; url: of its HTTP endpoint, with or without /v1.
+def served_counts(url: str, plain: bool = False) -> Counts:
+    """The counts of a running server; url: of its HTTP endpoint, with or without /v1; plain: see `counts_of`.
 
     Raises:
         CountsError: it does not answer, or has no counts.
@@ -81,4 +81,4 @@ def served_counts(url: str) -> Counts:
             f"{address} does not answer with metrics ({describe_failure(error)}); check address and port, and start "
             "SGLang with --enable-metrics"
         ) from error
-    return counts_of(answer.text)
+    return counts_of(answer.text, plain)

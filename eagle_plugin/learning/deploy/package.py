@@ -17,7 +17,7 @@ from eagle_plugin.common.json_files import read_object
 from eagle_plugin.common.learnt import LEARNT
 from eagle_plugin.heads.checkpoint import check_head
 from eagle_plugin.heads.files import read_config
-from eagle_plugin.heads.kinds import stored_algorithm
+from eagle_plugin.heads.kinds import stored_algorithm, vllm_options
 from eagle_plugin.heads.manifest import describe_target, read_manifest
 from eagle_plugin.learning.deploy.package_files import ENGINES, package_files
 
@@ -69,7 +69,7 @@ def write_package(
             shutil.copytree(target.resolve(), part / "target", ignore=shutil.ignore_patterns(".*"))
         place = None if copy_target else target.absolute()
         manifest = _describe(target, head, engine, algorithm, _measured_folder(head) if measured is None else measured)
-        for name, text in package_files(manifest, place).items():
+        for name, text in package_files(manifest, place, vllm_options(read_config(head))).items():
             (part / name).write_text(text, encoding="utf-8")
         (part / "serve.sh").chmod(0o755)
         names = [str(path.relative_to(part)) for path in sorted(part.rglob("*")) if path.is_file()]

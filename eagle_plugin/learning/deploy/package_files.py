@@ -41,7 +41,7 @@ ENGINES = {
         8000,
         'exec vllm serve "$target" \\\n'
         '    --speculative-config "{{\\"method\\": \\"{method}\\", \\"model\\": \\"$here/head\\", '
-        '\\"num_speculative_tokens\\": 5}}" \\\n'
+        '\\"num_speculative_tokens\\": 5{options}}}" \\\n'
         '    --host "$host" --port "$port" "$@"',
         {"EAGLE_PLUGIN": "force"},
     ),
@@ -132,10 +132,11 @@ In the container `EAGLE_PLUGIN` is `force`: on a GPU the plugin serves in {engin
 MOUNTED = "/models/target"
 
 
-def package_files(manifest: dict[str, Any], target: Path | None) -> dict[str, str]:
+def package_files(manifest: dict[str, Any], target: Path | None, options: dict[str, Any]) -> dict[str, str]:
     """File name -> text.
 
     target: the folder that serve.sh serves unless TARGET names another (None: `target` in the package).
+    options: of vLLM's --speculative-config, beside method, model and number of tokens.
     """
     engine = ENGINES[manifest["engine"]["name"]]
     algorithm = manifest["engine"]["algorithm"]
@@ -153,7 +154,8 @@ def package_files(manifest: dict[str, Any], target: Path | None) -> dict[str, st
         "port": engine.port,
     }
     shown = "the folder `target` of this package" if target is None else "not in this package"
-    command = engine.command.format(algorithm=algorithm, method=algorithm.lower())
+    more = "".join(f", {json.dumps(key)}: {json.dumps(value)}" for key, value in options.items())
+    command = engine.command.format(algorithm=algorithm, method=algorithm.lower(), options=more.replace('"', r"\""))
     # Within ${TARGET:-...} a quoted word stays one word.
     folder = '"$here/target"' if target is None else shlex.quote(str(target))
     return {

@@ -46,11 +46,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     measured = expected_by_domain(head_folder(options.head)) if options.expect is None else {}
     expected = _expected(options, measured)
     watch = _domain_watch(options, measured)
-    before = Counts(0.0, ()) if options.once else served_counts(options.url)
+    before = Counts(0.0, ()) if options.once else served_counts(options.url, plain=True)
     while True:
         if not options.once:
             time.sleep(60.0 * options.every)
-        now = served_counts(options.url)
+        now = served_counts(options.url, plain=True)
         finding = judge(now.since(before), expected, options.margin)
         domains = watch.judge(time.time()) if watch else []
         for one in domains:

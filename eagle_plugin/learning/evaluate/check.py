@@ -80,12 +80,13 @@ def check(
     *,
     prompts: Sequence[str] = PROMPTS,
     info: HeadInfo | None = None,
+    device: str = "cpu",
     report: Callable[[int], None] = lambda done: None,
 ) -> Report:
     """Check a head's files and measure its drafts on the target's greedy answers to some prompts.
 
-    info: what an engine makes of the files (None: they are checked by SGLang's rules). report gets the number of
-    responses written.
+    info: what an engine makes of the files (None: they are checked by SGLang's rules). device: of target and head.
+    report gets the number of responses written.
 
     Raises:
         HeadError: the files do not fit (`heads.checkpoint.check_head`), the drafts are hardly ever right, far worse
@@ -100,13 +101,13 @@ def check(
     mistakes = [other for other in likely_mistakes(served, head_dir, target_dir) if other[:2] not in known]
 
     layers = {layer for one in (served, *possible, *mistakes) for layer in one.aux_layers}
-    read = _answers(target_dir, prompts, layers, report)
+    read = _answers(target_dir, prompts, layers, device, report)
     measured = [_measure(read, target_dir, head_dir, one) for one in (served, *possible)]
     # Most are no better by likelihood, which is a fraction of the work of a whole measurement.
     better = [
         one
         for one in mistakes
-        if _is_better(_likelihood(_load(head_dir, target_dir, one), read), measured[0].likelihood)
+        if _is_better(_likelihood(_load(head_dir, target_dir, one, device), read), measured[0].likelihood)
     ]
     _refuse_better([*measured, *(_measure(read, target_dir, head_dir, one) for one in better)], target_dir, head_dir)
     warnings = [*info.warnings, *_name_ambiguous(measured, head_dir)]
@@ -115,23 +116,26 @@ def check(
 
 
 def check_block_drafter(
-    target_dir: str | Path, head_dir: str | Path, report: Callable[[int], None] = lambda done: None
+    target_dir: str | Path,
+    head_dir: str | Path,
+    device: str = "cpu",
+    report: Callable[[int], None] = lambda done: None,
 ) -> tuple[AcceptStats, float | None]:
     """Measure a block drafter's drafts as `check` does; returns also the acceptance of the first draft in training.
 
     Raises:
         HeadError: only an engine computes it, or the drafts are hardly ever right or far worse than in training.
     """
-    head = load_any_head(head_dir, target_dir, _dtype())
-    stats = _stats(head, _answers(target_dir, PROMPTS, head.aux_layers, report), target_dir)
+    head = load_any_head(head_dir, target_dir, _dtype(device)).to(device)
+    stats = _stats(head, _answers(target_dir, PROMPTS, head.aux_layers, device, report), target_dir)
     return stats, _check_acceptance(stats, target_dir, head_dir)
 
 
 def _answers(
-    target_dir: str | Path, prompts: Sequence[str], layers: Iterable[int], report: Callable[[int], None]
+    target_dir: str | Path, prompts: Sequence[str], layers: Iterable[int], device: str, report: Callable[[int], None]
 ) -> Responses:
     """The target's greedy answers to some prompts with the inputs of these layers."""
-    model, tokenizer = load_target(target_dir, _dtype()), load_tokenizer(target_dir)
+    model, tokenizer = load_target(target_dir, _dtype(device), device), load_tokenizer(target_dir)
     rows = [TokenRow(f"check-{i}", "check", chat_ids(tokenizer, p), [], "", "val") for i, p in enumerate(prompts)]
     responses = responses_at(
         lambda: model, target_dir, rows, dtype=model.dtype, temperature=0.0, tokens=TOKENS, report=report
@@ -143,7 +147,7 @@ def _answers(
 def why_not_measured(target_dir: str | Path, head_dir: str | Path, info: HeadInfo) -> str | None:
     """Why the drafts of a head that an engine serves cannot be computed without it; None where they can."""
     try:
-        _load(head_dir, target_dir, _as_served(head_dir, info))
+        _load(head_dir, target_dir, _as_served(head_dir, info), "cpu")
     except HeadError as error:
         return str(error)
     return None
@@ -158,7 +162,7 @@ def _as_served(head_dir: str | Path, info: HeadInfo) -> Interpretation:
 def _measure(
     responses: Responses, target_dir: str | Path, head_dir: str | Path, interpretation: Interpretation
 ) -> Measurement:
-    head = _load(head_dir, target_dir, interpretation)
+    head = _load(head_dir, target_dir, interpretation, str(responses.model.device))
     return Measurement(interpretation, _stats(head, responses, target_dir), _likelihood(head, responses))
 
 
@@ -171,12 +175,12 @@ def _stats(head: DraftHead, responses: Responses, target_dir: str | Path) -> Acc
     return stats
 
 
-def _load(head_dir: str | Path, target_dir: str | Path, interpretation: Interpretation) -> DraftHead:
-    return load_any_head(head_dir, target_dir, _dtype(), interpretation)
+def _load(head_dir: str | Path, target_dir: str | Path, interpretation: Interpretation, device: str) -> DraftHead:
+    return load_any_head(head_dir, target_dir, _dtype(device), interpretation).to(device)
 
 
-def _dtype() -> torch.dtype:
-    return torch.float32 if fast_dtype("cpu") == "float32" else torch.bfloat16
+def _dtype(device: str) -> torch.dtype:
+    return torch.float32 if fast_dtype(device) == "float32" else torch.bfloat16
 
 
 @torch.no_grad()
@@ -186,10 +190,10 @@ def _likelihood(head: DraftHead, responses: Responses) -> Tensor:
     for response in responses.items:
         first, last = len(response.row.prompt_ids), len(response.tokens) - CHAIN.steps
         if first < last:
-            roots = torch.arange(first, last)
+            roots = torch.arange(first, last, device=head.embedding.device)
             prefill = prefill_head(head, response.tokens, responses.features(response, head))
             logq = forced_likelihoods(head, response.tokens, prefill, roots, CHAIN.steps)
-            likelihoods.append(logq.double().nanmean())
+            likelihoods.append(logq.double().nanmean().cpu())
     return torch.stack(likelihoods)
 
 

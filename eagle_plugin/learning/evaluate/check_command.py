@@ -12,6 +12,7 @@ from typing import Any
 from eagle_plugin.common.atomic_io import write_output
 from eagle_plugin.common.command_end import importing
 from eagle_plugin.common.command_line import Parser, print_table
+from eagle_plugin.common.devices import check_device, default_device
 from eagle_plugin.common.progress import progress_bar
 from eagle_plugin.heads.block_config import ARCHITECTURES, METHOD, is_block_drafter, kind_of
 from eagle_plugin.heads.block_drafter import ENGINES, SGLANG, BlockInfo, Engine, block_warnings, describe_block
@@ -50,7 +51,13 @@ def main(argv: Sequence[str] | None = None) -> None:
             drafts = f"not measured: {why}"
         else:
             with progress_bar() as progress:
-                report = check(target, head, info=info, report=lambda done: progress("answers", done / len(PROMPTS)))
+                report = check(
+                    target,
+                    head,
+                    info=info,
+                    device=_device(arguments),
+                    report=lambda done: progress("answers", done / len(PROMPTS)),
+                )
             warnings = report.warnings
             drafts, measured = _drafts(report.served.stats, report.trained)
     layers = ", ".join(map(str, info.aux_layer_ids)) or "none"
@@ -101,7 +108,7 @@ def _print_block_drafter(target: Path, head: Path, arguments: argparse.Namespace
         block += "; a row sees only those before it"
     manifest = read_manifest(head)
     warnings += [] if manifest is None else compare_target(manifest, target, head)
-    drafts, measured = _block_drafts(target, head, arguments.files_only)
+    drafts, measured = _block_drafts(target, head, arguments)
     print_table(
         ("head", head),
         ("target", target),
@@ -138,9 +145,14 @@ def _block_of(target: Path, head: Path, engine: Engine) -> BlockInfo | HeadError
         return error
 
 
-def _block_drafts(target: Path, head: Path, files_only: bool) -> tuple[str, dict[str, Any]]:
+def _device(arguments: argparse.Namespace) -> str:
+    """Where target and head compute. torch is imported, which --files-only does without."""
+    return default_device() if arguments.device is None else check_device(arguments.device)
+
+
+def _block_drafts(target: Path, head: Path, arguments: argparse.Namespace) -> tuple[str, dict[str, Any]]:
     """What is known of a block drafter's drafts, for the table and for --json."""
-    if files_only:
+    if arguments.files_only:
         return "not measured (--files-only)", {}
     with importing():
         from eagle_plugin.heads.load import load_any_head
@@ -150,7 +162,10 @@ def _block_drafts(target: Path, head: Path, files_only: bool) -> tuple[str, dict
     except HeadError as error:
         return f"not measured: {error}", {}
     with progress_bar() as progress:
-        return _drafts(*check_block_drafter(target, head, lambda done: progress("answers", done / len(PROMPTS))))
+        found = check_block_drafter(
+            target, head, _device(arguments), lambda done: progress("answers", done / len(PROMPTS))
+        )
+        return _drafts(*found)
 
 
 def _drafts(stats: Any, trained: float | None) -> tuple[str, dict[str, Any]]:
@@ -208,5 +223,6 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--files-only", action="store_true", help="check the files only; do not run the target and the head"
     )
+    parser.add_argument("--device", metavar="NAME", help="cpu, cuda or cuda:N (default: a GPU if there is one)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write what was measured to this file")
     return parser.parse_args(argv)

@@ -19,7 +19,7 @@ from rich.table import Table
 from eagle_plugin.common.allocator import reuse_memory
 from eagle_plugin.common.atomic_io import write_output
 from eagle_plugin.common.command_line import Parser, positive_number
-from eagle_plugin.common.devices import check_device, fast_dtype
+from eagle_plugin.common.devices import check_device, default_device, fast_dtype
 from eagle_plugin.common.progress import ProgressBars, report_progress
 from eagle_plugin.heads.draft_head import DraftHead
 from eagle_plugin.heads.load import load_any_head
@@ -82,7 +82,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         choices=list(DTYPES),
         help="of target and heads (bfloat16; float32 on a CPU without instructions for bfloat16)",
     )
-    parser.add_argument("--device", default="cpu", help="such as cuda (%(default)s)")
+    parser.add_argument("--device", metavar="NAME", help="cpu, cuda or cuda:N (default: a GPU if there is one)")
     parser.add_argument("--seed", type=int, default=0, help="of responses and drafts at temperatures above 0")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the accept lengths to this file")
     return parser.parse_args(argv)
@@ -98,7 +98,7 @@ def _temperature(text: str) -> float:
 def main(argv: Sequence[str] | None = None) -> int:
     """Evaluate the heads and print one table; returns 0, raises UserError for anything refused."""
     options = parse(argv)
-    check_device(options.device)
+    options.device = default_device() if options.device is None else check_device(options.device)
     options.dtype = options.dtype or fast_dtype(options.device)
     reuse_memory()
     target_dir = target_folder(options.target)

@@ -19,8 +19,9 @@ from rich.console import Console
 
 from eagle_plugin.bench.choices import default_engine
 from eagle_plugin.bench.memory import available_bytes, gib
-from eagle_plugin.bench.servers import OutOfMemory, Server, ServerSpec, sigterm_as_exit
+from eagle_plugin.bench.servers import OutOfMemory, Server, ServerSpec
 from eagle_plugin.common.atomic_io import remove_leftovers, write_output
+from eagle_plugin.common.command_end import sigterm_as_exit
 from eagle_plugin.common.devices import default_device, fast_dtype
 from eagle_plugin.common.errors import UserError
 from eagle_plugin.learning.jobs.answers import keep_answers_to

@@ -90,7 +90,7 @@ def test_without_a_base_head_two_states_are_measured(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLMEagle"]}')
     plain = ServerSpec(target=tmp_path, mode="plain")
     specs = state_specs(plain, tmp_path, None, "plugin")
-    assert {state: (spec.mode, spec.algorithm) for state, spec in specs.items()} == {
+    assert {state: (spec.mode, spec.speculation) for state, spec in specs.items()} == {
         "none": ("plain", "EAGLE3"), "trained": ("plugin", "EAGLE")
     }  # fmt: skip
     assert specs["trained"].environment["EAGLE_POLICY"] == "auto"
