@@ -20,6 +20,7 @@ DRIFT = 0.03  # of what the speed of the machine changes by from round to round,
 NEW_SPEED = 1.0  # of the speed where batches have another size: tables can be wrong about sizes too
 LARGEST_SURPRISE = math.log(2)  # a round that takes longer than twice its prediction counts as twice
 OUTLIER = 2.5  # standard deviations: what is further off was disturbed, and tells less the further off it is
+LASTING = 2  # rounds in a row that are so far off: those after them were not disturbed
 FORGETTING = 0.999  # per round: what was learned of a table's error fades
 # Machines differ: the variances of noise and drift have a common factor, which goes to where the errors of predictions
 # are as large as the filter takes them to be, by so much per round, between these bounds.
@@ -71,6 +72,7 @@ class _ShapeErrors:
 
     def __init__(self) -> None:
         self._shapes: dict[Shape, int] = {}  # its row
+        self._far: dict[Shape, int] = {}  # rounds in a row that were far off: longer ones, or shorter ones (negative)
         self._means = np.zeros(1)  # by row; that of the speed is kept by the caller, this one stays 0
         self._set_covariances(np.zeros((1, 1)))
         self._learned = 0  # the round of the last time
@@ -95,7 +97,8 @@ class _ShapeErrors:
         variance = float(shared[0] + shared[row]) + scale * NOISE**2
         surprise = max(-LARGEST_SURPRISE, min(ratio - float(self._means[row]), LARGEST_SURPRISE))
         deviations = surprise / math.sqrt(variance)
-        variance *= max(1.0, deviations**2 / OUTLIER**2)
+        if not self._is_lasting(shape, deviations):
+            variance *= max(1.0, deviations**2 / OUTLIER**2)
         gains = shared / variance
         self._covariances -= shared[:, None] * gains
         change = surprise * float(gains[0])
@@ -103,6 +106,13 @@ class _ShapeErrors:
         gains[0] = 0.0
         self._means += gains
         return change, deviations
+
+    def _is_lasting(self, shape: Shape, deviations: float) -> bool:
+        """Whether the last rounds of this shape were all as far off, to the same side: then it is no disturbance."""
+        side = 0 if abs(deviations) <= OUTLIER else 1 if deviations > 0 else -1
+        before = self._far.get(shape, 0)
+        self._far[shape] = count = 0 if side == 0 else before + side if before * side > 0 else side
+        return abs(count) > LASTING
 
     def at(self, now: int) -> dict[Shape, float]:
         return {shape: self.of(shape, now) for shape in self._shapes}
