@@ -72,9 +72,10 @@ def test_a_run_writes_the_states_and_can_be_resumed(
     ]  # fmt: skip
     by_state = {one["state"]: one for one in ones if one["concurrency"] == 1}
     for state, one in by_state.items():
-        # No peer is faster than its pauses allow; how much slower depends on what else this machine does.
-        assert one["tpot_ms"] >= 1e3 * GAPS[state] and 0 < one["otps"] <= 1 / GAPS[state]
-        assert one["requests_per_s"] > 0 and one["ttft_ms"] > 0
+        # No peer is faster than its pauses allow. How much slower it is depends on what else this machine does, and so
+        # does the time between tokens: those that came while the client waited are read at once.
+        assert 0 < one["tokens_per_s"] <= 1 / GAPS[state]
+        assert all(one[name] > 0 for name in ("tpot_ms", "otps", "requests_per_s", "ttft_ms"))
     whole = [one for one in document["comparisons"] if one["concurrency"] is None]
     assert [(one["theirs"], one["ratio"] > 0) for one in whole] == [("none", True), ("base", True)]
     output = " ".join(capsys.readouterr().out.split())  # lines end anywhere, by what was measured
