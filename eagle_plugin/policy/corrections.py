@@ -72,7 +72,8 @@ class _ShapeErrors:
 
     def __init__(self) -> None:
         self._shapes: dict[Shape, int] = {}  # its row
-        self._far: dict[Shape, int] = {}  # rounds in a row that were far off: longer ones, or shorter ones (negative)
+        # Rounds in a row that were far off, longer ones or shorter ones (negative); whether another shape's was not.
+        self._far: dict[Shape, tuple[int, bool]] = {}
         self._means = np.zeros(1)  # by row; that of the speed is kept by the caller, this one stays 0
         self._set_covariances(np.zeros((1, 1)))
         self._learned = 0  # the round of the last time
@@ -108,11 +109,19 @@ class _ShapeErrors:
         return change, deviations
 
     def _is_lasting(self, shape: Shape, deviations: float) -> bool:
-        """Whether the last rounds of this shape were all as far off, to the same side: then it is no disturbance."""
-        side = 0 if abs(deviations) <= OUTLIER else 1 if deviations > 0 else -1
-        before = self._far.get(shape, 0)
-        self._far[shape] = count = 0 if side == 0 else before + side if before * side > 0 else side
-        return abs(count) > LASTING
+        """Whether this shape's last rounds were all far off, to the same side, and another shape's was not meanwhile.
+
+        Then neither a disturbance nor the speed of the machine explains them.
+        """
+        if abs(deviations) <= OUTLIER:
+            self._far.pop(shape, None)
+            self._far = {other: (rounds, True) for other, (rounds, _) in self._far.items()}
+            return False
+        side = 1 if deviations > 0 else -1
+        rounds, is_alone = self._far.get(shape, (0, False))
+        rounds, is_alone = (rounds + side, is_alone) if rounds * side > 0 else (side, False)
+        self._far[shape] = rounds, is_alone
+        return is_alone and abs(rounds) > LASTING
 
     def at(self, now: int) -> dict[Shape, float]:
         return {shape: self.of(shape, now) for shape in self._shapes}

@@ -32,13 +32,13 @@ def shape_for(
     if levels is not None:
         depth = depth or min(draft_tokens, levels, MAX_WIDTH // MAX_DEFAULT_TOPK)
         topk = topk or max(1, min(MAX_DEFAULT_TOPK, draft_tokens, MAX_WIDTH // max(depth - 1, 1)))
-    if on_gpu and depth is topk is None:
-        topk = min(MAX_DEFAULT_TOPK, max(2, draft_tokens // 3), draft_tokens)
-        return Shape(min(draft_tokens, GPU_DEPTH), topk, draft_tokens + 1)
-    if depth is None:
+    if depth is None and on_gpu:
+        depth = min(draft_tokens, GPU_DEPTH)
+    elif depth is None:
         depth = 1 if draft_tokens == 1 else 2 if draft_tokens <= 7 else 3 if draft_tokens <= 15 else 4
     if topk is None:
-        topk = max(1, min(MAX_DEFAULT_TOPK, draft_tokens // max(depth - 1, 1)))
+        topk = max(2, draft_tokens // 3) if on_gpu else draft_tokens // max(depth - 1, 1)
+        topk = max(1, min(topk, MAX_DEFAULT_TOPK, draft_tokens, MAX_WIDTH // max(depth - 1, 1)))
     return Shape(depth, topk, draft_tokens + 1)
 
 

@@ -20,7 +20,8 @@ from eagle_plugin.common.errors import UserError
 T = TypeVar("T")
 Fields = TypeVar("Fields", bound=NamedTuple)
 WARM_UP_CALLS = 2  # before a capture: Triton compiles and libraries make their handles, which a capture forbids
-MOST_PADDING = 16  # times the requests of a batch: the rows of one request are still few
+MOST_PADDING = 16  # times the requests of a batch
+FEW = 32  # requests whose rows take about as long as those of one, which is the reading of the weights
 WARM_UP_SECONDS = 300.0  # that they may take
 
 
@@ -200,7 +201,7 @@ class Buckets:
     def of(self, b: int) -> int | None:
         """The smallest size that holds b requests; None if all are smaller, or so large that padding costs more than
         a round without a graph."""
-        return next((size for size in self._sizes if b <= size <= b * MOST_PADDING), None)
+        return next((size for size in self._sizes if b <= size <= max(b * MOST_PADDING, FEW)), None)
 
     def __contains__(self, size: int) -> bool:
         return size in self._sizes

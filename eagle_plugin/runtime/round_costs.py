@@ -128,7 +128,7 @@ def run_first(call: Callable[[], object], in_any_rank: Callable[[bool], bool]) -
     Raises:
         torch.OutOfMemoryError: in all ranks, if one of them has no memory for it.
     """
-    if in_any_rank(not _has_room(call)):
+    if in_any_rank(not has_room(call)):
         raise torch.OutOfMemoryError(NO_MEMORY)
 
 
@@ -145,7 +145,7 @@ def _run(
     """
 
     def is_in_all(call: Callable[[], object]) -> bool:
-        return not in_any_rank(not _has_room(call))
+        return not in_any_rank(not has_room(call))
 
     part: list[Mapping[Key, float]] = []
     while is_in_all(lambda: part.extend(islice(parts, 1))):
@@ -157,7 +157,7 @@ def _run(
     return False
 
 
-def _has_room(call: Callable[[], object]) -> bool:
+def has_room(call: Callable[[], object]) -> bool:
     """Whether a call does not run out of memory."""
     try:
         call()

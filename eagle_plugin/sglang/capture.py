@@ -34,7 +34,7 @@ def prepare_rounds(worker: Any, mode: str) -> None:
     if worker._adapters.can_be_captured:
         capture_rounds(decode_round, caps, shapes, worker.device, pool.size, mode == "auto")
     if worker.device == "cuda":
-        decode_round.deferred.read_padding(worker._reader, worker._draft_worker, pool.size)
+        decode_round.deferred.read_padding(worker._reader, worker._draft_worker, pool.size, in_any_rank)
 
 
 def capture_rounds(

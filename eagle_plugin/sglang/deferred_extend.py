@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from eagle_plugin.policy.costs import DEFERRED_TOKENS
 from eagle_plugin.runtime.capturing import powers_of_two
 from eagle_plugin.runtime.deferred_limit import most_deferred
 from eagle_plugin.runtime.round import HeadState, TopM
+from eagle_plugin.runtime.round_costs import has_room
 from eagle_plugin.sglang.batch import BatchReader, RoundBatch
 from eagle_plugin.sglang.drafter import DraftState, TreeDrafter
 
@@ -80,17 +82,22 @@ class DeferredTokens:
         self.forget(rows)
         return state
 
-    def read_padding(self, reader: BatchReader, drafter: TreeDrafter, most: int) -> None:
+    def read_padding(
+        self, reader: BatchReader, drafter: TreeDrafter, most: int, in_any_rank: Callable[[bool], bool] = bool
+    ) -> None:
         """Run the forwards of `read` once over padding, so that no request waits until their kernels are compiled.
 
-        most: requests of the largest batch. The largest forward has no more rows than are kept of states at all.
+        most: requests of the largest batch. The largest forward has no more rows than are kept of states at all; where
+        memory ends in any rank before that, the rest is left out.
         """
         nothing = torch.zeros(1, dtype=torch.int64, device=self._counts.device)
         for b, tokens in padding_sizes(most, min(DEFERRED_TOKENS, self.most)):
             rows = nothing.expand(b)
             batch = reader.padding(Shape.chain(tokens - 1), b, is_greedy=True)
             lengths = torch.ones_like(rows, dtype=torch.int32)
-            _extend(batch, drafter, lengths, self._tokens[rows, :tokens], self._states[rows, :tokens])
+            values = self._tokens[rows, :tokens], self._states[rows, :tokens]
+            if in_any_rank(not has_room(partial(_extend, batch, drafter, lengths, *values))):
+                return
 
     def _read_some(
         self,

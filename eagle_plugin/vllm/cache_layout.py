@@ -41,8 +41,9 @@ def cache_rows(kv_cache: Tensor) -> CacheRows:
 def slot_table(block_table: Tensor, block_size: int, positions: int) -> Tensor:
     """The cache row of each of the first `positions` positions, [b, S] int32; block_table [b, blocks] int32.
 
-    Positions after the end of the block table get row 0. Only padding has them: a tree that was cut short at the
-    maximal length of its request is as wide as the others of its batch.
+    Positions after the end of the block table get row 0. Padding has them, because a tree that was cut short at the
+    maximal length of its request is as wide as the others of its batch, and so have the last nodes of a deep draft of
+    such a request: they share that row, and are worse drafts.
     """
     blocks = min(-(-positions // block_size), block_table.shape[1])
     offsets = torch.arange(block_size, dtype=torch.int32, device=block_table.device)

@@ -70,7 +70,8 @@ def test_default_shapes(draft_tokens: int, shape: tuple[int, int, int]) -> None:
 )
 def test_default_shapes_of_a_gpu_are_deeper(draft_tokens: int, shape: tuple[int, int, int]) -> None:
     assert shape_for(draft_tokens, on_gpu=True) == shape
-    assert shape_for(draft_tokens, depth=2, on_gpu=True) == shape_for(draft_tokens, depth=2)
+    depth, topk, _ = shape
+    assert shape_for(draft_tokens, depth=depth, on_gpu=True) == shape_for(draft_tokens, topk=topk, on_gpu=True) == shape
     assert shape_for(draft_tokens, levels=9, on_gpu=True) == shape_for(draft_tokens, levels=9)
 
 

@@ -213,5 +213,6 @@ def test_sizes_on_a_gpu() -> None:
 
 def test_no_batch_is_padded_far() -> None:
     """Where memory ended before the smaller sizes, their batches run without graphs."""
-    buckets = Buckets([32, 64])
-    assert [buckets.of(b) for b in (1, 2, 33, 64, 65)] == [None, 32, 64, 64, None]
+    buckets = Buckets([64, 128])
+    assert [buckets.of(b) for b in (1, 3, 4, 64, 65, 128, 129)] == [None, None, 64, 64, 128, 128, None]
+    assert Buckets([32, 64]).of(1) == 32  # still few rows

