@@ -141,7 +141,8 @@ class TreeWorker(EAGLEWorkerV2):
             self._keys,
             sliding,
             runner.model_config.model_is_mrope,
-            least=0 if block is None else block.rows,
+            # What is captured for a width serves all shapes of that width: their slots have one layout.
+            least=max(self.shape.reach, 0 if block is None else block.rows),
         )
         self._round = DecodeRound(drafter, self._verifier, self._reader, self._adapters)
         if self.synthetic is None:

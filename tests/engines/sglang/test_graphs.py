@@ -80,7 +80,8 @@ class Case:
 
     def __init__(self, kind: type[DecodeRound] = DecodeRound, drafter: type[Drafter] = Drafter) -> None:
         self.drafter, self.verifier = drafter(), Verifier()
-        self.reader = BatchReader(SHAPE.reach, SIZES[-1], TABLE, KeyTable(ROWS, "cpu", seed=1))
+        keys = KeyTable(ROWS, "cpu", seed=1)
+        self.reader = BatchReader(SHAPE.reach, SIZES[-1], TABLE, keys, least=SHAPE.reach)
         self.reader._keys.table.random_(generator=torch.Generator().manual_seed(9))
         self.round = kind(self.drafter, self.verifier, self.reader)
         models = self.drafter.model, self.verifier.model
@@ -146,6 +147,15 @@ def test_every_captured_function_equals_eager(recorded: None, drafter: type[Draf
     assert case.round.functions.replays == 4 * 200
     lengths = torch.cat([case.run(seed, True)["accepted.lengths"] for seed in range(1, 40)])
     assert lengths.max() > 1, "nothing was ever accepted"
+
+
+def test_a_flat_and_a_deep_tree_of_one_width(recorded: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They share the captured forward of the target, and write other numbers of slots."""
+    flat, deep = Shape(2, 3, 6), Shape(3, 4, 6)
+    assert flat.reach < deep.reach < SHAPE.reach
+    monkeypatch.setitem(globals(), "SHAPES", [flat, deep, SHAPE])
+    case = capture(Case())
+    assert not case.differing(range(1, 61))
 
 
 def test_paths_of_fewer_requests_than_the_padded_batch(recorded: None) -> None:

@@ -35,8 +35,8 @@ def head(tmp_path: Path, target: Path) -> Path:
 def test_bad_options_stop_the_start(target: Path, head: Path) -> None:
     with pytest.raises(StartRefused, match=r"^eagle-plugin: .* unknown width; known are"):
         configure(target, head, additional_config={"eagle_plugin": {"width": 3}})
-    with pytest.raises(UserError, match="depth 5 and topk 4 need 16 drafted tokens"):  # a program can catch it
-        configure(target, head, additional_config={"eagle_plugin": {"depth": 5, "topk": 4}})
+    with pytest.raises(UserError, match="depth 9 needs as many drafted tokens"):  # a program can catch it
+        configure(target, head, additional_config={"eagle_plugin": {"depth": 9, "topk": 4}})
 
 
 def test_an_unknown_policy_stops_the_start(target: Path, head: Path, monkeypatch: pytest.MonkeyPatch) -> None:
