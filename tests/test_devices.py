@@ -11,6 +11,7 @@ import torch
 
 from eagle_plugin import cli
 from eagle_plugin.common import devices
+from eagle_plugin.common.device_memory import device_for
 from eagle_plugin.common.devices import DeviceError, check_device, fast_dtype
 from eagle_plugin.learning.train.recipe import parse_recipe
 
@@ -27,6 +28,24 @@ def test_a_device_that_is_not_there_is_refused(name: str) -> None:
 def test_cuda_without_a_gpu(command: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert cli.main([*command.split(), "--device", "cuda"]) == 2
     assert capsys.readouterr().err.startswith("error: --device cuda cannot be used (")
+
+
+@pytest.mark.parametrize(("free", "device"), [(2**30, "cpu"), (2**31, "cuda"), (None, "cpu")])
+def test_a_gpu_without_room_for_the_weights_is_left(free, device, tmp_path, monkeypatch, capsys) -> None:
+    """Another program may hold its memory; then not even the free memory can be asked for."""
+
+    def info() -> tuple[int, int]:
+        if free is None:
+            raise torch.OutOfMemoryError("CUDA error: out of memory")
+        return free, 2**40
+
+    with (tmp_path / "model.safetensors").open("wb") as file:
+        file.truncate(2**30)  # no bytes on the disk
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", info)
+    assert device_for([tmp_path]) == device
+    printed = capsys.readouterr().err
+    assert printed.count("computing on the CPU: ") == (device == "cpu") and ("need 1.2 GiB" in printed) == bool(printed)
 
 
 def test_a_head_that_is_not_there(tiny_target: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,6 +22,7 @@ from eagle_plugin.bench.engines import ENGINES
 from eagle_plugin.bench.memory import available_bytes, enough_to_try_again, gib, lacked_memory, least_bytes
 from eagle_plugin.bench.orphans import Guard
 from eagle_plugin.bench.spec import Mode, ServerSpec
+from eagle_plugin.bench.start_log import StartLog
 
 LAST_LINES = 25  # of a log, in an error
 PLUGIN_LINE = re.compile(r"eagle-plugin .*")  # a line of the plugin in the start-up log
@@ -117,18 +118,18 @@ class Server:
         A large target may load and compile for longer than any limit; an engine prints meanwhile how far it is.
 
         Raises:
-            ServerError: it ended, or it printed nothing for `silence_s` seconds.
+            ServerError: it ended, or it printed nothing for `silence_s` seconds, or nothing new (`StartLog`).
         """
-        printed, last = -1, self._began
+        log = StartLog(self.log, self._began)
         with httpx.Client(base_url=self.url, timeout=15.0, trust_env=False) as client:
             while True:
                 self.check_alive("before it was ready")
-                now, size = time.monotonic(), self.log.stat().st_size if self.log.exists() else 0
-                if size != printed:
-                    printed, last = size, now
-                if now - last > silence_s:
-                    waited = f"{now - self._began:.0f} s, of which it printed nothing for {silence_s:.0f} s"
-                    raise ServerError(self._failure(f"was not ready after {waited}"))
+                now = time.monotonic()
+                log.read(now)
+                if lack := log.lack(now, silence_s):
+                    raise ServerError(
+                        self._failure(f"was not ready after {now - self._began:.0f} s, of which it {lack}")
+                    )
                 progress(f"{self.label}, {now - self._began:.0f} s")
                 with contextlib.suppress(httpx.TransportError):  # not listening yet
                     if client.get("/health").status_code == 200:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from eagle_plugin.common.device_memory import is_out_of_memory
 from eagle_plugin.common.errors import UserError
 
 T = TypeVar("T")
@@ -97,13 +98,6 @@ def _wait_for_warm_up() -> None:
                 "--gpu-memory-utilization in vLLM)"
             )
         time.sleep(0.001)
-
-
-def is_out_of_memory(error: Exception) -> bool:
-    """Whether torch's allocator says so by its exception, or the driver, Triton, cuBLAS or our own launch by words."""
-    text = str(error).lower()
-    is_named = isinstance(error, RuntimeError) and ("out of memory" in text or "alloc_failed" in text)
-    return is_named or isinstance(error, torch.OutOfMemoryError)
 
 
 class CapturedFunctions:

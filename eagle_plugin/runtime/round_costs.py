@@ -17,9 +17,9 @@ from typing import Generic, NamedTuple, TypeVar
 
 import torch
 
+from eagle_plugin.common.device_memory import is_out_of_memory
 from eagle_plugin.core.shape import PLAIN, Levels, Shape
 from eagle_plugin.policy.costs import Costs, Curve, Forward
-from eagle_plugin.runtime.graphs import is_out_of_memory
 
 PASSES = 4
 LONG = 1024  # tokens of long prefixes, at most

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from eagle_plugin.runtime.graphs import is_out_of_memory
+from eagle_plugin.common.device_memory import is_out_of_memory
 
 NO_MEMORY = "no memory was left for this check"
 

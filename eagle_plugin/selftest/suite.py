@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import torch
 
+from eagle_plugin.common.device_memory import is_out_of_memory
 from eagle_plugin.kernels import loader
-from eagle_plugin.runtime.graphs import is_out_of_memory
 from eagle_plugin.selftest import cache_kernels, sampling_kernels, toy_round, tree_kernels
 from eagle_plugin.selftest.failure import NO_MEMORY, LeftOut
 from eagle_plugin.selftest.shapes import ModelShape, sizes_for

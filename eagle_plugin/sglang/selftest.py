@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
+from eagle_plugin.common.device_memory import is_out_of_memory
 from eagle_plugin.common.errors import UserError, first_line
 from eagle_plugin.heads.files import levels_of
 from eagle_plugin.policy.chooser import policy_mode
 from eagle_plugin.runtime.capturing import emulated
-from eagle_plugin.runtime.graphs import is_out_of_memory
 from eagle_plugin.runtime.lookups import wants_lookups
 from eagle_plugin.runtime.ranks import OtherRankFailed
 from eagle_plugin.selftest import decision, subject

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from eagle_plugin.common.device_memory import is_out_of_memory
 from eagle_plugin.common.errors import UserError, first_line
 from eagle_plugin.core.shape import Levels, Shape
 from eagle_plugin.policy.chooser import policy_mode
-from eagle_plugin.runtime.graphs import is_out_of_memory
 from eagle_plugin.runtime.lookups import wants_lookups
 from eagle_plugin.selftest.decision import decide, is_asked_for, keep_failure, next_start, told
 from eagle_plugin.selftest.launch import ask

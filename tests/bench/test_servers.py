@@ -76,6 +76,21 @@ def test_a_server_that_never_answers_is_given_up(tmp_path):
         server.wait_ready(1.0)
 
 
+def test_a_server_that_repeats_a_line_is_given_up(tmp_path):
+    """vLLM's engine says every minute that it waits, without end."""
+    code = (
+        "import time\n"
+        "for second in range(600):\n"
+        "    print(time.strftime('INFO %m-%d %H:%M:%S'), f'No broadcast block found in {second} seconds', flush=True)\n"
+        "    time.sleep(0.2)\n"
+    )
+    with (
+        script(tmp_path, code) as server,
+        pytest.raises(ServerError, match=r"not ready after .*printed nothing new for 6 s.*\n.*broadcast"),
+    ):
+        server.wait_ready(2.0)
+
+
 def test_a_server_that_prints_how_far_it_is_may_take_longer(tmp_path):
     """Of a large target: 8 lines in 4 s, while 2 s without one would be too long."""
     code = (

@@ -38,10 +38,11 @@ def test_good_head_passes(markov_target: Path, markov_eagle2: Path, markov_eagle
 
 
 @pytest.mark.parametrize(
-    ("options", "has_gpu", "device"), [([], True, "cuda"), ([], False, "cpu"), (["--device", "cpu"], True, "cpu")]
+    ("options", "free", "device"),
+    [([], 2**40, "cuda"), ([], 0, "cpu"), ([], None, "cpu"), (["--device", "cpu"], 2**40, "cpu")],
 )
-def test_target_and_head_compute_on_a_gpu_if_there_is_one(
-    options, has_gpu, device, markov_target, markov_eagle3, tmp_path, monkeypatch
+def test_target_and_head_compute_on_a_gpu_that_has_room(
+    options, free, device, markov_target, markov_eagle3, tmp_path, monkeypatch
 ) -> None:
     """Jobs name no device, so that check and evaluation follow the machine."""
     used: list[str] = []
@@ -50,7 +51,8 @@ def test_target_and_head_compute_on_a_gpu_if_there_is_one(
         used.append(str(more["device"]))
         raise HeadError("stopped")
 
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: free is not None)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free, 2**40))
     monkeypatch.setattr(check_module, "check", stop)
     assert main(["check", str(markov_target), str(markov_eagle3), *options]) == 2
     monkeypatch.setattr(check_module, "check_block_drafter", lambda t, h, device, report: stop(device=device))
@@ -59,6 +61,30 @@ def test_target_and_head_compute_on_a_gpu_if_there_is_one(
     monkeypatch.setattr(eval_command, "fast_dtype", lambda device: stop(device=device))
     assert main(["eval", str(markov_target), str(markov_eagle3), *options]) == 2
     assert used == [device] * 3
+
+
+@pytest.mark.parametrize(
+    ("command", "owner", "name"),
+    [
+        ("check", torch.nn.Module, "to"),
+        ("check", check_module, "check"),
+        ("eval", torch.nn.Module, "to"),
+        ("eval", eval_command, "measure"),
+    ],
+)
+def test_a_gpu_that_runs_out_of_memory_is_one_sentence(
+    command, owner, name, markov_target, markov_eagle3, monkeypatch, capsys
+) -> None:
+    """While the target goes to it, and later."""
+
+    def lack(*_: object, **more: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nSee the documentation")
+
+    monkeypatch.setattr(owner, name, lack)
+    assert main([command, str(markov_target), str(markov_eagle3), "--device", "cpu"]) == 2
+    printed = capsys.readouterr().err
+    assert "error: the memory of cpu ran out (CUDA out of memory. Tried to allocate 2.00 GiB); end what" in printed
+    assert "--device cpu" in printed and "Traceback" not in printed
 
 
 def test_a_peagle_head_is_recognised(

@@ -23,6 +23,7 @@ from eagle_plugin.common.allocator import reuse_memory
 from eagle_plugin.common.atomic_io import inherit_privacy
 from eagle_plugin.common.command_end import end_of
 from eagle_plugin.common.command_line import Parser, positive_number
+from eagle_plugin.common.device_memory import naming_lack
 from eagle_plugin.common.devices import check_device, fast_dtype
 from eagle_plugin.common.file_digests import hash_file
 from eagle_plugin.common.progress import ProgressBars, report_progress
@@ -130,10 +131,11 @@ def _extract(arguments: argparse.Namespace) -> int:
             task = bar.add_task("features", total=tokens, rate="")
             stats = ExtractionStats()
             shards = _shards(arguments, manifest, run, writer.earlier, stats)
-            for _ in extract(taps, shards, writer, stats):
-                done = stats.tokens + stats.skipped_tokens
-                bar.update(task, completed=done, rate=f"{stats.rate:,.0f} tokens/s")
-                report_progress(done, tokens, "tokens")
+            with naming_lack(device):
+                for _ in extract(taps, shards, writer, stats):
+                    done = stats.tokens + stats.skipped_tokens
+                    bar.update(task, completed=done, rate=f"{stats.rate:,.0f} tokens/s")
+                    report_progress(done, tokens, "tokens")
     _report(arguments, stats, total, rank, world)
     return 0
 

@@ -12,7 +12,8 @@ from typing import Any
 from eagle_plugin.common.atomic_io import write_output
 from eagle_plugin.common.command_end import importing
 from eagle_plugin.common.command_line import Parser, print_table
-from eagle_plugin.common.devices import check_device, default_device
+from eagle_plugin.common.device_memory import device_for, naming_lack
+from eagle_plugin.common.devices import check_device
 from eagle_plugin.common.progress import progress_bar
 from eagle_plugin.heads.block_config import ARCHITECTURES, METHOD, is_block_drafter, kind_of
 from eagle_plugin.heads.block_drafter import ENGINES, SGLANG, BlockInfo, Engine, block_warnings, describe_block
@@ -50,12 +51,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         if why := why_not_measured(target, head, info) if arguments.engine == "vllm" else None:
             drafts = f"not measured: {why}"
         else:
-            with progress_bar() as progress:
+            device = _device(arguments, target, head)
+            with progress_bar() as progress, naming_lack(device):
                 report = check(
                     target,
                     head,
                     info=info,
-                    device=_device(arguments),
+                    device=device,
                     report=lambda done: progress("answers", done / len(PROMPTS)),
                 )
             warnings = report.warnings
@@ -145,9 +147,9 @@ def _block_of(target: Path, head: Path, engine: Engine) -> BlockInfo | HeadError
         return error
 
 
-def _device(arguments: argparse.Namespace) -> str:
-    """Where target and head compute. torch is imported, which --files-only does without."""
-    return default_device() if arguments.device is None else check_device(arguments.device)
+def _device(arguments: argparse.Namespace, *folders: Path) -> str:
+    """Where the target and the head in these folders compute. torch is imported, which --files-only does without."""
+    return device_for(folders) if arguments.device is None else check_device(arguments.device)
 
 
 def _block_drafts(target: Path, head: Path, arguments: argparse.Namespace) -> tuple[str, dict[str, Any]]:
@@ -161,10 +163,9 @@ def _block_drafts(target: Path, head: Path, arguments: argparse.Namespace) -> tu
         load_any_head(head, target)
     except HeadError as error:
         return f"not measured: {error}", {}
-    with progress_bar() as progress:
-        found = check_block_drafter(
-            target, head, _device(arguments), lambda done: progress("answers", done / len(PROMPTS))
-        )
+    device = _device(arguments, target, head)
+    with progress_bar() as progress, naming_lack(device):
+        found = check_block_drafter(target, head, device, lambda done: progress("answers", done / len(PROMPTS)))
         return _drafts(*found)
 
 
@@ -223,6 +224,6 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--files-only", action="store_true", help="check the files only; do not run the target and the head"
     )
-    parser.add_argument("--device", metavar="NAME", help="cpu, cuda or cuda:N (default: a GPU if there is one)")
+    parser.add_argument("--device", metavar="NAME", help="cpu, cuda or cuda:N (default: a GPU with enough free memory)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write what was measured to this file")
     return parser.parse_args(argv)

@@ -19,7 +19,8 @@ from rich.table import Table
 from eagle_plugin.common.allocator import reuse_memory
 from eagle_plugin.common.atomic_io import write_output
 from eagle_plugin.common.command_line import Parser, positive_number
-from eagle_plugin.common.devices import check_device, default_device, fast_dtype
+from eagle_plugin.common.device_memory import device_for, naming_lack
+from eagle_plugin.common.devices import check_device, fast_dtype
 from eagle_plugin.common.progress import ProgressBars, report_progress
 from eagle_plugin.heads.draft_head import DraftHead
 from eagle_plugin.heads.load import load_any_head
@@ -82,7 +83,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         choices=list(DTYPES),
         help="of target and heads (bfloat16; float32 on a CPU without instructions for bfloat16)",
     )
-    parser.add_argument("--device", metavar="NAME", help="cpu, cuda or cuda:N (default: a GPU if there is one)")
+    parser.add_argument("--device", metavar="NAME", help="cpu, cuda or cuda:N (default: a GPU with enough free memory)")
     parser.add_argument("--seed", type=int, default=0, help="of responses and drafts at temperatures above 0")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the accept lengths to this file")
     return parser.parse_args(argv)
@@ -98,12 +99,13 @@ def _temperature(text: str) -> float:
 def main(argv: Sequence[str] | None = None) -> int:
     """Evaluate the heads and print one table; returns 0, raises UserError for anything refused."""
     options = parse(argv)
-    options.device = default_device() if options.device is None else check_device(options.device)
-    options.dtype = options.dtype or fast_dtype(options.device)
-    reuse_memory()
+    device = None if options.device is None else check_device(options.device)
     target_dir = target_folder(options.target)
     paths = [head_folder(name) for name in options.heads]
-    with _bars(Console(stderr=True)) as bar:
+    options.device = device or device_for([target_dir, *paths])
+    options.dtype = options.dtype or fast_dtype(options.device)
+    reuse_memory()
+    with _bars(Console(stderr=True)) as bar, naming_lack(options.device):
         heads = {
             _name(path, paths): load_any_head(path, target_dir, DTYPES[options.dtype]).to(options.device)
             for path in paths

@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import json
 import os
-import shutil
 import signal
 import threading
 import time
@@ -30,6 +29,7 @@ from eagle_plugin.learning.jobs.locks import hold
 from eagle_plugin.learning.jobs.recipe import JobError, JobRecipe
 from eagle_plugin.learning.jobs.stage import Stage
 from eagle_plugin.learning.jobs.stage_process import StageKilled, StopRequested, call
+from eagle_plugin.learning.jobs.stage_record import begin_anew, is_done, note_settings
 from eagle_plugin.learning.jobs.stages import data_stages, head_stages
 from eagle_plugin.learning.jobs.watch import Watch
 
@@ -88,9 +88,11 @@ def run_job(
             title = f"{number}/{len(stages)} {stage.name}"
             digest = hashlib.sha256(json.dumps([digest, stage.args, stage.recipe]).encode()).hexdigest()
             began = time.monotonic()
-            if _is_done(stage, done, digest):
+            if is_done(stage, done, digest):
                 console.print(f"{title}: done before", highlight=False)
                 watch.stage(number, stage.name)
+                if stage.settings is not None and note_settings(stage, done, digest):
+                    _write_done(home, done)  # an earlier version noted fewer of them
             else:
                 if watch.stops():
                     raise StopRequested
@@ -99,8 +101,9 @@ def run_job(
                 if stage.recipe:
                     write_output(Path(stage.args[1]), [stage.recipe], mode=0o600)  # a URL may hold a password
                 if stage.partial:
-                    _begin_anew(stage, done, digest)
-                    write_output(home / JOB_FILE, [json.dumps(done, indent=2), "\n"])
+                    if told := begin_anew(stage, done, digest):
+                        console.print(told, style="yellow", markup=False, highlight=False)
+                    _write_done(home, done)
                 if stage.prompts is not None:
                     removed = keep_answers_to(stage.prompts, stage.output)
                     if removed:
@@ -119,39 +122,13 @@ def run_job(
                         lineage.add_interrupted(stage, digest, time.monotonic() - began)
                     raise
                 done[stage.name] = digest
-                write_output(home / JOB_FILE, [json.dumps(done, indent=2), "\n"])
+                _write_done(home, done)
             lineage.add(stage, digest, time.monotonic() - began)
             watch.finished(stage.name)
             if until is not None and stage.name.startswith(until):
                 return
         if job.train:
             _link_head(out, list(job.train)[-1])
-
-
-def _is_done(stage: Stage, done: dict[str, str], digest: str) -> bool:
-    """Whether the output is there, and of these stages and settings."""
-    same = stage.settings is None or not _began_otherwise(stage, done, digest)
-    return same and done.get(stage.name) == digest and stage.output.exists()
-
-
-def _began_otherwise(stage: Stage, done: dict[str, str], digest: str) -> bool:
-    noted = done.get(_begun(stage))
-    if stage.settings is None:
-        return noted != digest
-    # Jobs of earlier versions noted fewer settings of a stage, or none.
-    return noted is not None and not stage.settings.startswith(noted.removesuffix("]"))
-
-
-def _begin_anew(stage: Stage, done: dict[str, str], digest: str) -> None:
-    """Remove what the stage would continue, if it began with other settings."""
-    if _began_otherwise(stage, done, digest):
-        for path in stage.partial:
-            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-    done[_begun(stage)] = digest if stage.settings is None else stage.settings
-
-
-def _begun(stage: Stage) -> str:
-    return f"begun: {stage.name}"
 
 
 def _attempt(stage: Stage, job: JobRecipe, target: Path, home: Path, console: Console, log: Path, watch: Watch) -> None:
@@ -222,6 +199,10 @@ def _read_done(path: Path) -> dict[str, str]:
         return {}
     except (ValueError, TypeError) as error:
         raise JobError(f"{path} is not the record of a job ({error}); delete it to run every stage again") from error
+
+
+def _write_done(home: Path, done: dict[str, str]) -> None:
+    write_output(home / JOB_FILE, [json.dumps(done, indent=2), "\n"])
 
 
 def _link_head(out: Path, last: str) -> None:

@@ -16,6 +16,7 @@ from eagle_plugin.learning.jobs.answers import features_of, made_of_answers
 from eagle_plugin.learning.jobs.judge_stages import judge_stages
 from eagle_plugin.learning.jobs.recipe import JobError, JobRecipe
 from eagle_plugin.learning.jobs.stage import Stage, check_known, terms_options
+from eagle_plugin.learning.jobs.stage_record import identity_of
 from eagle_plugin.learning.jobs.traffic_stages import traffic_stages
 from eagle_plugin.learning.train.recipe import parse_recipe
 
@@ -127,7 +128,7 @@ def _prompt_stages(job: JobRecipe, target: Path, data: Path) -> Iterator[Stage]:
         rows,
         needs_server=not endpoints,
         partial=made_of_answers(rows),
-        settings=json.dumps([ask.max_tokens, ask.temperatures, str(target)]),
+        settings=json.dumps([ask.max_tokens, ask.temperatures, identity_of(target)]),
         prompts=prompts,
     )
     if job.recorded is not None:

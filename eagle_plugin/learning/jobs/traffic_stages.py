@@ -13,6 +13,7 @@ from eagle_plugin.bench.choices import default_engine
 from eagle_plugin.learning.jobs.answers import features_of, made_of_answers
 from eagle_plugin.learning.jobs.recipe import JobRecipe, TrafficSettings
 from eagle_plugin.learning.jobs.stage import Stage
+from eagle_plugin.learning.jobs.stage_record import identity_of
 
 STEP = "eagle_plugin.learning.loop.step"
 HELD_OUT, HELD_OUT_ROWS, ACCEPT = "held-out.jsonl", "held-out-rows.jsonl", "accept-details.json"
@@ -43,7 +44,7 @@ def traffic_stages(job: JobRecipe, traffic: TrafficSettings, target: Path, data:
         "concurrency": traffic.concurrency,
     }
     # What a run before this one has recorded stays, if the same was asked of the same.
-    settings = json.dumps([target, job.compare, chosen, asked], default=str)
+    settings = json.dumps([identity_of(target), identity_of(job.compare), chosen, asked], default=str)
     values = {"target": target, "head": job.compare, "folder": data, **asked}
     yield step("traffic", store / "manifest.json", values, made_of_answers(rows), settings)
 

@@ -15,8 +15,8 @@ from token_endpoint import TokenEndpoint
 
 from eagle_plugin.common.errors import UserError
 from eagle_plugin.common.http_access import key_headers, tls_context
-from eagle_plugin.learning.data.generation import waiting
-from eagle_plugin.learning.data.generation.endpoints import RETRIES
+from eagle_plugin.learning.data.generation import endpoints, waiting
+from eagle_plugin.learning.data.generation.endpoints import RETRIES, TargetEndpoint
 from eagle_plugin.learning.data.generation.journal import Journal
 from eagle_plugin.learning.data.generation.run import GenerationSettings, generate
 from eagle_plugin.learning.data.rows import DataError, read_rows
@@ -59,6 +59,28 @@ def test_a_rate_limit_is_waited_for(status, headers, tmp_path):
         rows, printed = ask(tmp_path, server, count=3)
     assert rows == ["p0#0", "p1#0", "p2#0"] and left == 0
     assert printed.count(f"wants requests later (HTTP {status}") == 1
+
+
+def test_a_rate_limit_at_the_start_is_waited_for(monkeypatch):
+    """Two pauses of a second are longer than a server may take for its first token."""
+    monkeypatch.setattr(endpoints, "FIRST_TOKEN_S", 1.2)
+    choice = {"prompt_token_ids": [1], "token_ids": [2], "finish_reason": "length", "text": "a"}
+    left, answered = 2, httpx.Response(200, json={"choices": [choice]})
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        nonlocal left
+        if request.method == "GET":
+            return httpx.Response(200, json={"data": [{"id": "model"}]})
+        left -= 1
+        return httpx.Response(429, headers={"retry-after": "1"}) if left >= 0 else answered
+
+    async def opened() -> str:
+        async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as client:
+            endpoint = TargetEndpoint("http://server", client, first_pause_s=0.01)
+            await endpoint.open()
+            return endpoint.model
+
+    assert asyncio.run(opened()) == "model" and left == -1
 
 
 def test_a_limit_that_does_not_end_is_no_endless_run(tmp_path, monkeypatch):

@@ -122,7 +122,7 @@ class TargetEndpoint:
         if self.collects:  # an answer of one token is too short to be stored
             first |= asking_for_features("first-request", "", "train")
         try:
-            await asyncio.wait_for(self.complete("Hello", first), FIRST_TOKEN_S)
+            await self._ask("completions", {"prompt": "Hello"}, first, FIRST_TOKEN_S)
         except RequestRefused as error:
             raise EndpointDead(f"it refused a first request: {error}") from error
         except (TimeoutError, asyncio.TimeoutError) as error:  # two classes before Python 3.11
@@ -146,7 +146,9 @@ class TargetEndpoint:
         """
         await self.complete(ids, {"max_tokens": 1, "temperature": 0, **asking_for_features(id, source, split, prompt)})
 
-    async def _ask(self, route: str, body: dict[str, Any], sampling: dict[str, Any]) -> GeneratedAnswer:
+    async def _ask(
+        self, route: str, body: dict[str, Any], sampling: dict[str, Any], limit_s: float | None = None
+    ) -> GeneratedAnswer:
         body = {"model": self.model, **body, **sampling, "return_token_ids": True}
         pause, reason = self.first_pause_s, ""
         for attempt in range(self.tries):
@@ -154,7 +156,7 @@ class TargetEndpoint:
                 await asyncio.sleep(pause)
                 pause *= 2
             try:
-                response = await self._send(lambda: self.client.post(f"{self._base}/v1/{route}", json=body))
+                response = await self._send(lambda: self.client.post(f"{self._base}/v1/{route}", json=body), limit_s)
             except httpx.TransportError as error:
                 reason = describe_refusal(error)
                 continue
@@ -174,14 +176,19 @@ class TargetEndpoint:
             raise RequestRefused(f"{reason}, {times(self.tries)}", final=False)
         raise EndpointDead(f"{reason}, {times(self.tries)}")
 
-    async def _send(self, request: Callable[[], Awaitable[httpx.Response]]) -> httpx.Response:
-        """The response to a request, which is sent again for as long as the server only asks to wait."""
+    async def _send(
+        self, request: Callable[[], Awaitable[httpx.Response]], limit_s: float | None = None
+    ) -> httpx.Response:
+        """The response to a request, which is sent again for as long as the server only asks to wait.
+
+        limit_s: seconds for the response, without the pauses; TimeoutError after them.
+        """
         pause = self.first_pause_s
         while True:
             await self._pause.over()
             if self.dead:  # set by another request during this one
                 raise EndpointDead(self.dead)
-            response = await request()
+            response = await asyncio.wait_for(request(), limit_s)
             if not asks_to_wait(response):
                 self._pause.end()
                 return response

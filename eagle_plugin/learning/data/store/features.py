@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from eagle_plugin.collect.readout import readout_scale
+from eagle_plugin.common.device_memory import naming_lack
 from eagle_plugin.common.errors import first_line
 from eagle_plugin.learning.data.rows import DataError
 from eagle_plugin.learning.data.target_files import read_target_json
@@ -29,6 +30,7 @@ def load_target(folder: str | Path, dtype: torch.dtype = torch.bfloat16, device:
     Raises:
         DataError: the folder holds no safetensors checkpoint of an architecture that transformers knows, or its weights
             are quantised in a format that cannot be read here.
+        DeviceError: they do not fit into the memory of a GPU.
     """
     from transformers import AutoConfig
     from transformers.utils import logging
@@ -47,7 +49,8 @@ def load_target(folder: str | Path, dtype: torch.dtype = torch.bfloat16, device:
         reason = first_line(error)
         fix = f"install what it asks for to read {method} weights" if method else "give a causal language model"
         raise DataError(f"{folder} cannot be loaded by transformers ({reason}); {fix}") from error
-    return model.to(device).eval()
+    with naming_lack(device):
+        return model.to(device).eval()
 
 
 def auto_class(config: Any) -> Any:

@@ -1,0 +1,70 @@
+"""The memory of a GPU: whether weights fit into it, and what a command says when it runs out."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from eagle_plugin.common.devices import DeviceError, default_device
+from eagle_plugin.common.errors import first_line
+
+if TYPE_CHECKING:
+    import torch
+
+ROOM = 1.2  # of the bytes of the weights: hidden states and the cache come beside them
+GIB = 2**30
+
+
+def device_for(folders: Iterable[Path]) -> Literal["cpu", "cuda"]:
+    """Where a command that was given no device computes with the models in these folders.
+
+    A GPU if torch sees one, and the CPU, with a line on stderr, if their weights do not fit into its free memory: the
+    GPU may belong to a server.
+    """
+    import torch
+
+    if default_device() == "cpu":
+        return "cpu"
+    weights = sum(file.stat().st_size for folder in folders for file in folder.glob("*.safetensors"))
+    try:
+        free = torch.cuda.mem_get_info()[0]
+    except RuntimeError:  # not even the context of this process fits
+        free = 0
+    if weights * ROOM <= free:
+        return "cuda"
+    print(
+        f"computing on the CPU: {free / GIB:.1f} GiB of the GPU are free, and the weights need "
+        f"{weights * ROOM / GIB:.1f} GiB; end what uses the GPU, or name it with --device cuda to try it all the same",
+        file=sys.stderr,
+    )
+    return "cpu"
+
+
+@contextlib.contextmanager
+def naming_lack(device: str | torch.device) -> Iterator[None]:
+    """Within this block an error of torch that says that a GPU has no memory left is one sentence.
+
+    Raises:
+        DeviceError: that sentence.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        raise DeviceError(
+            f"the memory of {device} ran out ({first_line(error)[:200].rstrip('. ')}); end what else uses this GPU, or "
+            "compute on the CPU with --device cpu (device: cpu in a recipe of training)"
+        ) from error
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether torch's allocator says so by its exception, or the driver, Triton, cuBLAS or our own launch by words."""
+    import torch
+
+    text = str(error).lower()
+    is_named = isinstance(error, RuntimeError) and ("out of memory" in text or "alloc_failed" in text)
+    return is_named or isinstance(error, torch.OutOfMemoryError)
