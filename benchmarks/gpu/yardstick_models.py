@@ -72,7 +72,7 @@ def _sizes(decoder: Decoder) -> dict[str, int]:
 
 QWEN_30B_A3B = Decoder(48, 2048, 6144, 32, 4, 128, 151936)  # Qwen/Qwen3-30B-A3B
 MODELS = (
-    Model("Llama-3.1-8B shape", LLAMA_8B, {}, LLAMA_8B.intermediate, DRAFT_VOCABULARY, 30),
+    Model("Llama-3.1-8B shape", LLAMA_8B, {}, LLAMA_8B.intermediate, DRAFT_VOCABULARY, 27),
     Model(
         "Qwen3-30B-A3B shape",
         QWEN_30B_A3B,
