@@ -56,7 +56,9 @@ def run(setting: Setting) -> dict[str, Any]:
     for model in models:
         with tempfile.TemporaryDirectory() as folder:
             places = write_models(model, Path(folder), size.dtype, setting.device)
-            for names in together(model, cases_of(engine, setting), setting):
+            if setting.on_gpu:
+                torch.cuda.empty_cache()  # of this process: the engines need it
+            for names in together(model, size, cases_of(engine, setting), setting):
                 measure_cases(model, names, places, size, rates, setting, found)
     measured = {(row["model"], row["case"]) for row in found["rows"]}
     if missing := [
@@ -66,20 +68,20 @@ def run(setting: Setting) -> dict[str, Any]:
     return found | {"summary": [as_sentence(row) for row in found["rows"]]}
 
 
-def fraction_of(model: Model, setting: Setting) -> float:
+def fraction_of(model: Model, size: Size, setting: Setting) -> float:
     """The part of the GPU's memory that an engine of a model may take; the engines leave a little of all of it."""
     if not setting.on_gpu:
         return 1.0
     _, total = torch.cuda.mem_get_info(setting.device)
-    return min(model.memory * 2**30 / total, 0.93)
+    return min(model.memory_with(size.cache) * 2**30 / total, 0.93)
 
 
-def together(model: Model, names: list[str], setting: Setting) -> Iterator[list[str]]:
+def together(model: Model, size: Size, names: list[str], setting: Setting) -> Iterator[list[str]]:
     """The cases in groups of as many engines as the GPU has memory for, or a small machine without one."""
     count = 2
     if setting.on_gpu:
         free, _ = torch.cuda.mem_get_info(setting.device)
-        count = max(int(free / 2**30 / model.memory), 1)
+        count = max(int(free / 2**30 / model.memory_with(size.cache)), 1)
     for first in range(0, len(names), count):
         yield names[first : first + count]
 
@@ -139,7 +141,7 @@ def started(
     engine, on_gpu = setting.engine or "sglang", setting.on_gpu
     again = "-graphs" if engine == "vllm" and mode == GRAPHS else ""
     case, log = CASES[engine][name], logs / f"{model.name.replace(' ', '-')}-{name}{again}.log"
-    given = arguments(engine, case, Start(*places, on_gpu, fraction_of(model, setting), size, rates), mode)
+    given = arguments(engine, case, Start(*places, on_gpu, fraction_of(model, size, setting), size, rates), mode)
     return serving(case, engine, given, environment(engine, case, on_gpu, rates), log, mode)
 
 
