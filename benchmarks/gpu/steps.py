@@ -16,6 +16,10 @@ class StepError(UserError):
     """What a step found to be wrong."""
 
 
+class StepEnded(UserError):
+    """The step is ended from outside: no engine of it has failed, and none is asked any more."""
+
+
 class StepSkipped(Exception):
     """Why this machine cannot run a step; nothing is wrong with the plugin."""
 

@@ -16,7 +16,8 @@ from benchmarks.gpu import yardstick
 from benchmarks.gpu.model_cases import CHAIN, FIXED, TREE
 from benchmarks.gpu.model_engine import STARTED, Event, Window, measure
 from benchmarks.gpu.model_process import SERVES, EngineProcess
-from benchmarks.gpu.steps import Setting, StepError
+from benchmarks.gpu.run_step import end_at_once
+from benchmarks.gpu.steps import Setting, StepEnded, StepError
 from benchmarks.gpu.yardstick_cases import (
     CASES,
     FULL,
@@ -222,6 +223,16 @@ def test_an_engine_that_fails_leaves_the_others(tmp_path: Path, monkeypatch: pyt
     assert len(kept[-1]["failed"]) == len(TINY_MODELS) * len(CASES["sglang"])
     counts = [len(one["failed"]) for one in kept]
     assert counts[:3] == [2, 4, 6] and counts == sorted(set(counts)), "kept after each group"
+
+
+def test_a_step_that_is_ended_asks_no_further_engine() -> None:
+    found: dict[str, Any] = {"failed": {}}
+    with pytest.raises(StepEnded), yardstick.failing(TINY_MODELS[0], "plain", found, Setting("cpu", True)):
+        end_at_once(15, None)
+    assert not found["failed"]
+    with yardstick.failing(TINY_MODELS[0], "plain", found, Setting("cpu", True)):
+        raise StepError("it does not answer")
+    assert list(found["failed"].values()) == ["it does not answer"]
 
 
 def check_rows(found: dict[str, Any], engine: str) -> None:
