@@ -41,14 +41,31 @@ def flashinfer_attention(
 
 
 def flash_attention_3() -> Callable[..., Any] | None:
-    """`flash_attn_with_kvcache` of version 3: SGLang's, or that of the library itself."""
+    """`flash_attn_with_kvcache` of version 3: SGLang's, that of the library itself, or vLLM's."""
     for place in ("sgl_kernel.flash_attn", "flash_attn_interface"):
         try:
             found: Callable[..., Any] = importlib.import_module(place).flash_attn_with_kvcache
             return found
         except (ImportError, AttributeError):
             continue
-    return None
+    return _vllms()
+
+
+def _vllms() -> Callable[..., Any] | None:
+    """vLLM's build of it, with the arguments of `flash_attn_with_kvcache` that `flash_attention` gives."""
+    try:
+        vllms = importlib.import_module("vllm.vllm_flash_attn")
+        if not vllms.FA3_AVAILABLE:
+            return None
+    except (ImportError, AttributeError, OSError):
+        return None
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, **given: Any) -> Any:
+        table, lengths = given.pop("page_table"), given.pop("cache_seqlens")
+        given |= {"block_table": table, "seqused_k": lengths, "max_seqlen_k": table.shape[1], "fa_version": 3}
+        return vllms.flash_attn_varlen_func(q, k, v, **given)
+
+    return attend
 
 
 def flash_attention(

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.gpu.server import need_modules
 from benchmarks.gpu.steps import Setting, StepError
 from eagle_plugin.kernels import loader
 from eagle_plugin.kernels.tree import sibling_links
@@ -14,6 +15,8 @@ from eagle_plugin.kernels.tree import sibling_links
 
 def run(setting: Setting) -> dict[str, Any]:
     """Build (or find the build of the same sources), load and launch; StepError with the compiler's message."""
+    if setting.engine is not None:
+        need_modules(setting.engine)
     kind = "cuda" if setting.on_gpu else "cpu"
     started = time.perf_counter()
     try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -45,6 +46,7 @@ def run(setting: Setting) -> dict[str, Any]:
             plain = plain or found["asks"]
             row = {"case": case, "what": CASES[case].what} | compare(found, plain)
             row["lines"] = re.findall(LINES, log)
+            keep_records(folder / "cache/selftest", setting.logs)
             rows.append(row)
             print(json.dumps(row), flush=True)
             setting.keep({"dtype": "float32", "rows": rows})
@@ -54,6 +56,12 @@ def run(setting: Setting) -> dict[str, Any]:
                 if found["asks"]["seeds"]["text"] != seeded:
                     raise StepError(f"{row['what']}: seeded text is not that of the first engine with the plugin")
     return {"dtype": "float32", "rows": rows, "summary": [as_sentence(row) for row in rows]}
+
+
+def keep_records(records: Path, logs: Path | None) -> None:
+    """What the self-tests of these engines found goes to the logs."""
+    if logs is not None and records.exists():
+        shutil.copytree(records, logs / records.name, dirs_exist_ok=True)
 
 
 def make_models(folder: Path) -> None:

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import subprocess
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 from eagle_plugin.bench.orphans import Guard
 
 ROOT = Path(__file__).resolve().parents[2]
+READ_SECONDS = 5.0  # for the last lines of a program that has ended
 
 
 @contextmanager
@@ -33,6 +35,27 @@ def running(command: Sequence[str], more: Mapping[str, str], **streams: Any) -> 
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         guard.dismiss()
+
+
+def run_shown(command: Sequence[str], more: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end, and print every line of it at once: a step that is ended has them in its log."""
+    pipe, found = subprocess.PIPE, {"stdout": "", "stderr": ""}
+    with running(
+        command, {"PYTHONUNBUFFERED": "1"} | dict(more or {}), stdout=pipe, stderr=pipe, errors="replace"
+    ) as process:
+
+        def read(name: str) -> None:
+            for line in getattr(process, name):
+                print(line, end="", flush=True)
+                found[name] += line
+
+        readers = [threading.Thread(target=read, args=(name,), daemon=True) for name in found]
+        for reader in readers:
+            reader.start()
+        code = process.wait()
+        for reader in readers:
+            reader.join(READ_SECONDS)  # what it has started may keep its pipes open
+    return subprocess.CompletedProcess(command, code, **found)
 
 
 def last_error(text: str) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import subprocess
 import sys
 import xml.etree.ElementTree
 from collections.abc import Mapping, Sequence
@@ -16,6 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from benchmarks.gpu.groups import run_shown
 from benchmarks.gpu.steps import Setting, StepError, StepSkipped
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -79,15 +79,14 @@ def run_pytest(
     if missing:
         raise StepSkipped(f"{', '.join(missing)} not installed: pip install pytest pytest-timeout hypothesis scipy")
     names = [f"tests/kernels/test_{file}_kernels.py::{name}" for file, tests_ in tests.items() for name in tests_]
-    environment = os.environ | {"EAGLE_TEST_DEVICE": setting.device, "EAGLE_TEST_EXAMPLES": str(examples)}
+    more = {"EAGLE_TEST_DEVICE": setting.device, "EAGLE_TEST_EXAMPLES": str(examples)}
     with TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         options = ["-q", "-p", "no:cacheprovider", f"--junitxml={report}"]
         if setting.on_gpu and not before and importlib.util.find_spec("xdist") is not None:
             options += ["-n", str(min(WORKERS, os.cpu_count() or 1)), "--dist", "worksteal"]
         command = [*before, sys.executable, "-m", "pytest", *options, *names]
-        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-        print(done.stdout[-8000:], done.stderr[-8000:])
+        done = run_shown(command, more)
         if not report.exists():
             last = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()[-1]
             raise StepError(f"pytest ended with {done.returncode} and no report: {last}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import importlib.util
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,9 +29,14 @@ class Case(NamedTuple):
     shape: Shape | None = None  # None: plain decoding
     dtype: str = "bfloat16"
     environment: tuple[tuple[str, str], ...] = ()
+    own_flags: bool = True  # of the plugin in vLLM: depth and topk beside vLLM's own flags
 
 
-FIXED = (("EAGLE_POLICY", "fixed"),)
+FIXED, V2 = (("EAGLE_POLICY", "fixed"),), (("EAGLE_VLLM_RUNNER", "v2"),)
+# SGLang asks for the distribution sglang-kernel before it starts; a carried one may have the module alone.
+ANY_KERNELS = {"SGLANG_SKIP_SGL_KERNEL_VERSION_CHECK": "1"}
+# How engines run, in every row: those of vLLM that do not start compiled start again with graphs alone.
+COMPILED, GRAPHS, EAGER = "compiled", "graphs without compilation", "eager"
 FLOATS = {
     "plain-float32": Case("plain decoding in float32", dtype="float32"),
     "plugin-float32": Case("the plugin in float32", True, TREE, "float32", FIXED),
@@ -52,7 +59,7 @@ CASES = {
             "the plugin in the V2 model runner, trees up to 3/4/16",
             True,
             TREE,
-            environment=(("EAGLE_VLLM_RUNNER", "v2"),),
+            environment=V2,
         ),
         "plugin-tree": Case("the plugin, trees 3/4/16 in every round", True, TREE, environment=FIXED),
         "plugin-chain": Case("the plugin, chains of 3 in every round", True, CHAIN, environment=FIXED),
@@ -84,7 +91,7 @@ class Amount(NamedTuple):
 
 
 FULL = Amount(None, 3, (1, 8, 32), (1, 8), 128, 64, (1, 8, 8, 32))
-SHORT = Amount(12, 2, (1, 8), (1,), 128, 64, (1, 8, 8))
+SHORT = Amount(12, 2, (1, 8, 32), (1,), 128, 64, (1, 8, 8, 32))
 SMALLEST = Amount(4, 1, (1, 8), (1,), 16, 16, (1, 8))
 
 
@@ -110,7 +117,19 @@ def environment(engine: str, case: Case, on_gpu: bool) -> dict[str, str]:
         # The log says who serves.
         found |= {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "INFO", "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
         return found | ({} if on_gpu else {"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1"})
-    return found | ({} if on_gpu else {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1"})
+    return found | (ANY_KERNELS if on_gpu else {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1"})
+
+
+def engine_facts(engine: str, on_gpu: bool) -> dict[str, str]:
+    """What SGLang's rows depend on beside its version."""
+    if engine != "sglang":
+        return {}
+    given = sglang_arguments(CASES[engine]["plain"], Path(), Path(), on_gpu)
+    try:
+        kernels = importlib.metadata.version("sglang-kernel")
+    except importlib.metadata.PackageNotFoundError:
+        kernels = "none" if importlib.util.find_spec("sgl_kernel") is None else "a stand-in"
+    return {"sgl_kernel": kernels, "attention_backend": given.get("attention_backend", "SGLang's choice")}
 
 
 def sglang_arguments(case: Case, target: Path, head: Path, on_gpu: bool) -> dict[str, Any]:
@@ -131,22 +150,31 @@ def sglang_arguments(case: Case, target: Path, head: Path, on_gpu: bool) -> dict
     return found
 
 
-def vllm_arguments(case: Case, target: Path, head: Path, on_gpu: bool, eager: bool = False) -> dict[str, Any]:
+def modes_of(engine: str, on_gpu: bool) -> tuple[str, ...]:
+    """How an engine is started: in the first of these in which it starts. On a CPU compilation takes minutes."""
+    if not on_gpu:
+        return (EAGER,)
+    return (COMPILED, GRAPHS) if engine == "vllm" else (GRAPHS,)
+
+
+def vllm_arguments(case: Case, target: Path, head: Path, on_gpu: bool, mode: str = COMPILED) -> dict[str, Any]:
     """Of `vllm.LLM`. Several engines share the GPU: each takes a small part of it.
 
-    eager: without compilation and graphs, as always on a CPU, where compilation takes minutes.
+    mode: on a GPU, `COMPILED` or `GRAPHS`: then vLLM captures whole decode steps, and the plugin what it always does.
     """
     found: dict[str, Any] = {"model": str(target), "dtype": case.dtype, "max_model_len": CONTEXT, "seed": 1}
     found |= {"max_num_seqs": REQUESTS, "gpu_memory_utilization": 0.12, "disable_log_stats": False}
     found |= {"block_size": BLOCK[on_gpu], "num_gpu_blocks_override": TOKENS // BLOCK[on_gpu]}
-    found["enforce_eager"] = eager or not on_gpu
+    found["enforce_eager"] = not on_gpu
     if on_gpu:
         found["kv_cache_memory_bytes"] = CACHE_BYTES
-        found |= {} if eager else {"cudagraph_capture_sizes": CAPTURED_ROWS}
+        found["cudagraph_capture_sizes"] = CAPTURED_ROWS
+        if mode == GRAPHS:
+            found["compilation_config"] = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
     if case.shape is not None:
         drafts = case.shape.width - 1
         found["speculative_config"] = {"method": "eagle3", "model": str(head), "num_speculative_tokens": drafts}
-    if case.plugin and case.shape is not None:
+    if case.plugin and case.own_flags and case.shape is not None:
         options = {"depth": case.shape.steps, "topk": case.shape.topk}
         found["additional_config"] = {"eagle_plugin": options}
     return found

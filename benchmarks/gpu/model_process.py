@@ -15,28 +15,34 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.groups import last_error, running
-from benchmarks.gpu.model_cases import CASES, environment, sglang_arguments, vllm_arguments
+from benchmarks.gpu.model_cases import CASES, GRAPHS, environment, sglang_arguments, vllm_arguments
 from benchmarks.gpu.steps import Setting, StepError
 
 START_LIMIT = {True: 200.0, False: 900.0}  # seconds, on a GPU and on a CPU; the engines start at the same time
 ANSWER_LIMIT = 120.0
 SERVES = "is served by the plugin's draft trees"  # in the start-up line, as in eagle_plugin/bench, which needs httpx
 OTHERS = r"eagle-plugin [^\n]*is served by (?:SGLang|vLLM)'s own worker[^\n]*"  # why, in a log
+WITHOUT_GRAPHS = r"there is no memory for the CUDA graphs of batches of ([\d, ]+) requests"
 SHOWN = 5000  # characters of the log of an engine that does not answer
 
 
 class EngineProcess:
     """An engine in a process of its own."""
 
-    def __init__(self, case: Any, process: subprocess.Popen[str], log: Path) -> None:
-        """case: how it was started; `case.what` says it in words."""
-        self.case = case
+    def __init__(self, case: Any, process: subprocess.Popen[str], log: Path, mode: str = "") -> None:
+        """case: how it was started; `case.what` says it in words. mode: of `model_cases.modes_of`."""
+        self.case, self.mode = case, mode
         self._process, self._log = process, log
         self._start_seconds: float | None = None
 
     def log(self) -> str:
         """What it has printed so far."""
         return self._log.read_text(encoding="utf-8", errors="replace")
+
+    @property
+    def has_started(self) -> bool:
+        """Whether its start has ended, whoever serves."""
+        return self._start_seconds is not None
 
     def wait_for_start(self, limit: float) -> float:
         """How many seconds the start took; StepError with the reason when it does not start in so many from now."""
@@ -53,6 +59,11 @@ class EngineProcess:
             reason = others[0] if others else "the engine's log has no reason"
             raise StepError(f"{self.case.what}: the plugin does not serve: {reason}")
         return seconds
+
+    def without_graphs(self) -> list[int]:
+        """The batch sizes for whose graphs the plugin found no memory, as its log says."""
+        found = re.findall(WITHOUT_GRAPHS, self.log())
+        return sorted({int(size) for sizes in found for size in sizes.split(",")})
 
     def end(self) -> None:
         """End it at once; its memory is free then."""
@@ -102,7 +113,7 @@ class EngineProcess:
 
 @contextmanager
 def serving(
-    case: Any, engine: str, arguments: dict[str, Any], more: dict[str, str], log: Path
+    case: Any, engine: str, arguments: dict[str, Any], more: dict[str, str], log: Path, mode: str = ""
 ) -> Iterator[EngineProcess]:
     """An engine that starts; all its processes end with the context. more: variables of its environment."""
     command = [sys.executable, "-m", "benchmarks.gpu.model_engine", engine, "--arguments", json.dumps(arguments)]
@@ -111,17 +122,18 @@ def serving(
         log.open("w", encoding="utf-8") as file,
         running(command, more, stdin=pipe, stdout=pipe, stderr=file) as process,
     ):
-        yield EngineProcess(case, process, log)
+        yield EngineProcess(case, process, log, mode)
 
 
 def started(
-    name: str, target: Path, head: Path, folder: Path, setting: Setting, eager: bool = False
+    name: str, target: Path, head: Path, folder: Path, setting: Setting, mode: str = ""
 ) -> AbstractContextManager[EngineProcess]:
     """An engine of steps `model` and `vllm-model`. folder: for its log."""
     engine, on_gpu = setting.engine or "sglang", setting.on_gpu
     case = CASES[engine][name]
     if engine == "vllm":
-        arguments = vllm_arguments(case, target, head, on_gpu, eager)
+        arguments = vllm_arguments(case, target, head, on_gpu, mode)
     else:
         arguments = sglang_arguments(case, target, head, on_gpu)
-    return serving(case, engine, arguments, environment(engine, case, on_gpu), folder / f"{name}.log")
+    log = folder / f"{name}{'-graphs' if engine == 'vllm' and mode == GRAPHS else ''}.log"
+    return serving(case, engine, arguments, environment(engine, case, on_gpu), log, mode)

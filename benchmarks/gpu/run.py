@@ -54,14 +54,21 @@ class Places(NamedTuple):
     archive: Path | None = None  # of all results, written again and again
     site: Path | None = None  # a folder with packages in `common`, and in a folder for each engine
 
-    def packages(self, engine: str | None) -> list[str]:
+    def packages(self, step: Step) -> list[str]:
         """Folders for PYTHONPATH."""
-        names = () if self.site is None else (engine, "common") if engine else ("common",)
+        names = filter(None, (step.engine, "common", step.beside))
         return [str(self.site.resolve() / name) for name in names] if self.site else []
 
     def pack(self) -> None:
         if self.archive is not None:
-            pack(self.out, self.archive)
+            pack(self.out, self.archive, cached())
+
+
+def cached() -> list[Path]:
+    """What engines keep beside their logs: why a self-test failed, and the measured costs of rounds."""
+    from eagle_plugin.kernels import loader
+
+    return [loader.cache_dir().parent / name for name in ("selftest", "costs")]
 
 
 def check_device(device: str) -> None:
@@ -92,7 +99,7 @@ def run_step(step: Step, setting: Setting, identity: dict[str, str], places: Pla
     command += ["--out", str(places.out.resolve()), "--identity", json.dumps(identity)]
     command += [f"--{name}" for name in ("tiny", "short") if getattr(setting, name)]
     root = str(Path(__file__).resolve().parents[2])
-    paths = [root, *places.packages(step.engine), *filter(None, [os.environ.get("PYTHONPATH")])]
+    paths = [root, *places.packages(step), *filter(None, [os.environ.get("PYTHONPATH")])]
     started = time.perf_counter()
     with (
         log.open("w", encoding="utf-8") as output,
@@ -136,7 +143,7 @@ def run_all(steps: list[Step], setting: Setting, places: Places, minutes: float 
     outcomes = []
     for step in steps:
         mine = setting._replace(short=minutes is not None and step.has_short and not setting.tiny)
-        about = shared | engine_version(step.engine, places.packages(step.engine))
+        about = shared | engine_version(step.engine, places.packages(step))
         about |= {"size": "short"} if mine.short else {}
         file, left = places.out / f"{step.name}.json", until - time.monotonic()
         planned = minutes is not None and setting.on_gpu  # on a CPU the steps take another time

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import NoReturn
 
 from benchmarks.gpu.results import Results
-from benchmarks.gpu.steps import SKIPPED, Setting, StepError, StepSkipped, find
+from benchmarks.gpu.steps import SKIPPED, Setting, StepEnded, StepSkipped, find
 from eagle_plugin.common.command_end import end_of
 
 
 def end_at_once(number: int, frame: object) -> NoReturn:
     """What was started ends with its context: engines, temporary folders."""
-    raise StepError("the step was ended")
+    raise StepEnded("the step was ended")
 
 
 def main() -> int:

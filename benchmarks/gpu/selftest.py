@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu.groups import run_shown
 from benchmarks.gpu.server import need_modules
 from benchmarks.gpu.steps import Setting, StepError
 
-ROOT = Path(__file__).resolve().parents[2]
 TINY = "heads=4,kv_heads=2,head_dim=64,vocabulary=1000,draft_vocabulary=500"
 
 
@@ -20,8 +18,7 @@ def run(setting: Setting) -> dict[str, Any]:
     need_modules(setting.engine or "vllm")
     command = [sys.executable, "-m", "eagle_plugin.cli", "selftest", "--json", "--device", setting.device]
     command += ["--model-shape", TINY] if setting.tiny else []
-    done = subprocess.run(command, cwd=ROOT, text=True, capture_output=True)
-    print(done.stdout, done.stderr)
+    done = run_shown(command)
     try:
         found: dict[str, Any] = json.loads(done.stdout)
     except ValueError:

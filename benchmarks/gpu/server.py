@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu.groups import run_shown
+from benchmarks.gpu.model_cases import ANY_KERNELS
 from benchmarks.gpu.steps import Setting, StepError, StepSkipped
-
-ROOT = Path(__file__).resolve().parents[2]
-
 
 NAMES = {"sglang": "SGLang", "vllm": "vLLM"}
 
@@ -26,12 +23,11 @@ def run(setting: Setting) -> dict[str, Any]:
         raise StepSkipped("the demo of a CPU is `make demo`; here it runs on an NVIDIA GPU only")
     need_modules(engine, "httpx", "pydantic")
     # vLLM on a GPU is served only so; for SGLang it changes nothing in a tested release.
-    environment = os.environ | ({"EAGLE_PLUGIN": "force"} if engine == "vllm" else {})
+    more = {"EAGLE_PLUGIN": "force"} if engine == "vllm" else ANY_KERNELS
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "eagle_plugin.cli", "demo", "--engine", engine]
         command += ["--device", "cuda", "--out", folder, *(["--quick"] if setting.tiny else [])]
-        done = subprocess.run(command, cwd=ROOT, env=environment, text=True, capture_output=True)
-        print(done.stdout, done.stderr)
+        done = run_shown(command, more)
         report = Path(folder) / ("demo.json" if engine == "sglang" else f"demo-{engine}.json")
         if done.returncode or not report.exists():
             raise StepError(f"the demo ended with {done.returncode}: {(done.stderr.strip() or '?').splitlines()[-1]}")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu.groups import run_shown
 from benchmarks.gpu.steps import Setting, StepError
 
 BENCHMARKS = Path(__file__).resolve().parents[1]
@@ -25,11 +25,10 @@ def run(setting: Setting) -> dict[str, Any]:
         report = Path(folder) / "report.json"
         command = [sys.executable, str(script), *options, "--json", str(report)]
         try:
-            done = subprocess.run(command, capture_output=True, text=True)
+            done = run_shown(command)
         finally:
             if report.exists():  # the rows until then, when the step is ended
                 setting.keep(json.loads(report.read_text(encoding="utf-8")))
-        print(done.stdout, done.stderr)
         if done.returncode:
             raise StepError(
                 f"{script.name} ended with {done.returncode}: {(done.stderr.strip() or '?').splitlines()[-1]}"

@@ -16,6 +16,10 @@ class StepError(UserError):
     """What a step found to be wrong."""
 
 
+class StepEnded(UserError):
+    """The step is ended from outside: no engine of it has failed, and none is asked any more."""
+
+
 class StepSkipped(Exception):
     """Why this machine cannot run a step; nothing is wrong with the plugin."""
 
@@ -51,6 +55,7 @@ class Step(NamedTuple):
     limit: int
     engine: str | None = None  # None: the step imports no engine, and counts for all of them
     has_short: bool = False  # whether it does less with `Setting.short`
+    beside: str | None = None  # the engine whose packages have libraries that it compares with
 
     def run(self, setting: Setting) -> dict[str, Any]:
         """Run it in this process; the result can be written as JSON."""
@@ -59,21 +64,23 @@ class Step(NamedTuple):
         return result
 
 
-# What is least known comes first: real models in the engines. A new step goes where its result is wanted.
+# What decides comes first: what rounds of large models cost in the engines. A new step goes where its result is wanted.
 STEPS = (
     Step("environment", "environment", "device, driver and versions", 5, 60),
     Step("build", "build", "csrc/cuda is compiled and loaded", 20, 120),
+    # Beside another version of apache-tvm-ffi the library is another one.
+    Step("vllm-build", "build", "the same with the packages that come with vLLM", 20, 120, "vllm"),
+    Step("vllm-yardstick", "yardstick", "what rounds of large models cost in vLLM", 160, 300, "vllm", True),
+    Step("yardstick", "yardstick", "what rounds of large models cost in SGLang", 140, 260, "sglang", True),
     Step(
-        "vllm-model", "model_speed", "a real model in vLLM: plain, its own EAGLE-3, the plugin", 220, 330, "vllm", True
+        "vllm-model", "model_speed", "a real model in vLLM: plain, its own EAGLE-3, the plugin", 190, 330, "vllm", True
     ),
     Step(
         "model", "model_speed", "a real model in SGLang: plain, its own EAGLE-3, the plugin", 180, 270, "sglang", True
     ),
     Step("round", "round_speed", "an engine-free round against bytes over bandwidth", 95, 150),
-    Step("speed", "speed", "times of the kernels", 40, 90),
+    Step("speed", "speed", "times of the kernels", 40, 90, beside="vllm"),
     Step("kernels", "kernel_tests", "the kernel tests, with their tensors on the device", 30, 90, has_short=True),
-    Step("yardstick", "yardstick", "what rounds of large models cost in SGLang", 300, 420, "sglang", True),
-    Step("vllm-yardstick", "yardstick", "what rounds of large models cost in vLLM", 300, 420, "vllm", True),
     Step("text", "engine_text", "text of a real SGLang with the plugin equals plain decoding", 150, 300, "sglang"),
     Step("graphs", "graphs", "captured phases against eager ones, and no host wait", 40, 120),
     Step("equality", "equality", "text of an engine-free round equals plain decoding", 40, 120),

@@ -8,12 +8,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.gpu import model_cases
-from benchmarks.gpu.model_cases import CHAIN, FIXED, TREE, Case, sglang_arguments, vllm_arguments
+from benchmarks.gpu.model_cases import CHAIN, COMPILED, FIXED, TREE, V2, Case, sglang_arguments, vllm_arguments
+from benchmarks.gpu.steps import Setting
 from benchmarks.simulate_rounds import Requests
 from benchmarks.simulate_traces import Outcomes, Trace
 from eagle_plugin.core.shape import PLAIN, Shape
 from eagle_plugin.core.synthetic import Rates
-from eagle_plugin.policy.shapes import captured_shapes, shapes_within
+from eagle_plugin.policy.shapes import captured_shapes, shape_for, shapes_within
 from eagle_plugin.runtime.synthetic import VARIABLE, format_rates
 
 TRACE = Path(__file__).resolve().parents[1] / "traces" / "smollm2-135m.npz"  # benchmarks/simulate_record.py
@@ -43,13 +44,17 @@ class Size(NamedTuple):
 
 
 FULL = Size("bfloat16", (1, 8, 32, 64), 400, 256, 2)
+SHORT = Size("bfloat16", (1, 8, 32), 400, 128, 2)
 SMALLEST = Size("float32", (1, 4), 12, 96, 1)
+LONG_CHAIN = Shape.chain(5)
 
 CASES = {
     "sglang": {
         "plain": Case("plain decoding"),
         "engine-chain": Case("SGLang's own EAGLE-3, chains of 3", shape=CHAIN),
         "engine-tree": Case("SGLang's own EAGLE-3, trees 3/4/16", shape=TREE),
+        "engine-chain-5": Case("SGLang's own EAGLE-3, chains of 5", shape=LONG_CHAIN),
+        "plugin-same": Case("the plugin, the flags of SGLang's chains of 3", True, CHAIN),
         "plugin-tree": Case("the plugin, trees 3/4/16 in every round", True, TREE, environment=FIXED),
         "plugin-policy": Case("the plugin, shapes by the policy up to 3/4/16", True, TREE),
     },
@@ -57,10 +62,31 @@ CASES = {
     "vllm": {
         "plain": Case("plain decoding"),
         "engine-chain": Case("vLLM's own EAGLE-3, chains of 3", shape=CHAIN),
+        "engine-chain-5": Case("vLLM's own EAGLE-3, chains of 5", shape=LONG_CHAIN),
+        "plugin-same": Case("the plugin, the flags of vLLM's chains of 3", True, CHAIN, own_flags=False),
         "plugin-tree": Case("the plugin, trees 3/4/16 in every round", True, TREE, environment=FIXED),
         "plugin-policy": Case("the plugin, shapes by the policy up to 3/4/16", True, TREE),
+        "plugin-v2": Case("the plugin in the V2 model runner, up to 3/4/16", True, TREE, environment=V2),
     },
 }
+# As many as start together; the others are in the whole form alone.
+SHORT_CASES = {
+    "sglang": ("plain", "engine-chain", "engine-tree", "plugin-same", "plugin-policy"),
+    "vllm": ("plain", "engine-chain", "plugin-same", "plugin-policy", "plugin-v2"),
+}
+NEEDED = ("plain", "plugin-same", "plugin-policy")  # without a row of each the step fails, after the others
+
+
+def size_of(setting: Setting) -> Size:
+    """How much a step asks in this setting."""
+    return SMALLEST if setting.tiny else SHORT if setting.short else FULL
+
+
+def cases_of(engine: str, setting: Setting) -> list[str]:
+    """The names of the cases that are started. vLLM's V2 runner needs Triton, which a CPU seldom has."""
+    if setting.short and not setting.tiny:
+        return list(SHORT_CASES[engine])
+    return [name for name in CASES[engine] if setting.on_gpu or name != "plugin-v2"]
 
 
 def recorded_rates() -> dict[Shape, Rates]:
@@ -68,7 +94,11 @@ def recorded_rates() -> dict[Shape, Rates]:
 
     Each round begins where the last one of its shape ended; a tree has the rates that its own nodes earn.
     """
-    found = dict.fromkeys([*shapes_within(TREE), *captured_shapes(TREE), CHAIN])
+    # vLLM's flags say how many tokens are drafted, and the plugin chooses trees of so many.
+    caps = (TREE, CHAIN, shape_for(CHAIN.width - 1), shape_for(CHAIN.width - 1, on_gpu=True))
+    found = dict.fromkeys([LONG_CHAIN, *caps])
+    for cap in caps:
+        found |= dict.fromkeys([*shapes_within(cap), *captured_shapes(cap)])
     shapes = [shape for shape in found if shape != PLAIN]
     outcomes = Outcomes.of(Trace.load(TRACE), shapes)
     rates: dict[Shape, Rates] = {}
@@ -116,9 +146,9 @@ class Start(NamedTuple):
     rates: dict[Shape, Rates]
 
 
-def arguments(engine: str, case: Case, start: Start) -> dict[str, Any]:
-    """Of `sglang.Engine` or `vllm.LLM`."""
-    return (_sglang if engine == "sglang" else _vllm)(case, start)
+def arguments(engine: str, case: Case, start: Start, mode: str = COMPILED) -> dict[str, Any]:
+    """Of `sglang.Engine` or `vllm.LLM`; mode: of `model_cases.modes_of`."""
+    return _sglang(case, start) if engine == "sglang" else _vllm(case, start, mode)
 
 
 def _sglang(case: Case, start: Start) -> dict[str, Any]:
@@ -134,9 +164,9 @@ def _sglang(case: Case, start: Start) -> dict[str, Any]:
     return found
 
 
-def _vllm(case: Case, start: Start) -> dict[str, Any]:
+def _vllm(case: Case, start: Start, mode: str) -> dict[str, Any]:
     target, head, on_gpu, fraction, size, rates = start
-    found = vllm_arguments(case, target, head, on_gpu)
+    found = vllm_arguments(case, target, head, on_gpu, mode)
     found |= {"dtype": size.dtype, "load_format": "dummy", "skip_tokenizer_init": True, "max_model_len": size.context}
     found |= {"max_num_seqs": max(size.requests), "num_gpu_blocks_override": size.cache // BLOCK[on_gpu]}
     if on_gpu:
@@ -148,6 +178,7 @@ def _vllm(case: Case, start: Start) -> dict[str, Any]:
         if not case.plugin and on_gpu:  # vLLM has no synthetic acceptance on a CPU
             own = {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": list(rates[case.shape])}
             found["speculative_config"] |= own
-    if case.plugin:
-        found["additional_config"]["eagle_plugin"]["async_scheduling"] = True  # on a CPU too
+    if case.plugin and (case.own_flags or not on_gpu):  # on a CPU too
+        options = found.get("additional_config", {}).get("eagle_plugin", {})
+        found["additional_config"] = {"eagle_plugin": options | {"async_scheduling": True}}
     return found

@@ -40,7 +40,12 @@ class Model(NamedTuple):
     experts: dict[str, int]  # further keys of a mixture of experts; empty for a dense model
     head_intermediate: int
     draft_vocabulary: int
-    memory: float  # GiB of an engine of it on a GPU: weights, caches and graphs
+    memory: float  # GiB of an engine of it on a GPU beside its KV cache: weights, graphs, activations
+
+    def memory_with(self, tokens: int) -> float:
+        """GiB of an engine whose KV cache has so many tokens, in bfloat16; the head has a layer too."""
+        layers, width = self.decoder.layers + 1, self.decoder.kv_heads * self.decoder.head_dim
+        return self.memory + 2 * 2 * layers * width * tokens / 2**30
 
     def target_config(self, dtype: str) -> dict[str, Any]:
         """The target's config.json."""
@@ -72,14 +77,14 @@ def _sizes(decoder: Decoder) -> dict[str, int]:
 
 QWEN_30B_A3B = Decoder(48, 2048, 6144, 32, 4, 128, 151936)  # Qwen/Qwen3-30B-A3B
 MODELS = (
-    Model("Llama-3.1-8B shape", LLAMA_8B, {}, LLAMA_8B.intermediate, DRAFT_VOCABULARY, 30),
+    Model("Llama-3.1-8B shape", LLAMA_8B, {}, LLAMA_8B.intermediate, DRAFT_VOCABULARY, 22.7),
     Model(
         "Qwen3-30B-A3B shape",
         QWEN_30B_A3B,
         {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768},
         12288,
         DRAFT_VOCABULARY,
-        72,
+        66.6,
     ),
 )
 _TINY = TINY._replace(layers=7, head_dim=32)  # vLLM's attention on a CPU wants heads of 32 at least

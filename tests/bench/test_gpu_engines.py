@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import importlib.util
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -10,12 +14,16 @@ import pytest
 from benchmarks.gpu.model_cases import (
     CAPTURED_ROWS,
     CASES,
+    COMPILED,
+    GRAPHS,
     SAMPLED_CASES,
+    engine_facts,
     environment,
+    modes_of,
     sglang_arguments,
     vllm_arguments,
 )
-from benchmarks.gpu.model_process import started
+from benchmarks.gpu.model_process import EngineProcess, started
 from benchmarks.gpu.steps import Setting, StepError
 
 TINY = Setting("cpu", tiny=True)
@@ -47,10 +55,12 @@ def test_an_engine_that_takes_too_long(tmp_path: Path, monkeypatch: pytest.Monke
 def test_engines_that_share_a_gpu(tmp_path: Path) -> None:
     """vLLM measures the memory that all of them take; what it captures is what the requests need."""
     case = CASES["vllm"]["plugin"]
-    compiled, eager = (vllm_arguments(case, tmp_path, tmp_path, True, eager) for eager in (False, True))
-    assert compiled["kv_cache_memory_bytes"] == eager["kv_cache_memory_bytes"] == 4 << 30
-    assert compiled["cudagraph_capture_sizes"] == CAPTURED_ROWS and not compiled["enforce_eager"]
-    assert "cudagraph_capture_sizes" not in eager and eager["enforce_eager"]
+    assert modes_of("vllm", True) == (COMPILED, GRAPHS) and modes_of("sglang", True) == (GRAPHS,)
+    compiled, graphs = (vllm_arguments(case, tmp_path, tmp_path, True, mode) for mode in modes_of("vllm", True))
+    assert compiled["kv_cache_memory_bytes"] == 4 << 30 and compiled["cudagraph_capture_sizes"] == CAPTURED_ROWS
+    assert not compiled["enforce_eager"] and "compilation_config" not in compiled
+    # Without compilation all else is the same: vLLM captures whole decode steps, and the plugin its rounds.
+    assert graphs == compiled | {"compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}}
     assert CAPTURED_ROWS[-1] == compiled["max_num_seqs"] * 16
     assert not {"kv_cache_memory_bytes", "cudagraph_capture_sizes"} & set(
         vllm_arguments(case, tmp_path, tmp_path, False)
@@ -69,3 +79,45 @@ def test_the_engines_differ_in_speculation_alone(engine: str, tmp_path: Path) ->
     plain, ours = (arguments(CASES[engine][name], tmp_path, tmp_path, True) for name in ("plain", "plugin"))
     assert {name: ours[name] for name in plain} == plain
     assert set(SAMPLED_CASES[engine]) < set(CASES[engine])
+
+
+ASKS = """
+from unittest import mock
+from sglang.srt.utils import common
+def version(name): raise common.PackageNotFoundError(name)
+with mock.patch.object(common, "version", version):
+    common.assert_pkg_version("sglang-kernel", "0.4.9", "reinstall it")
+"""
+
+
+def test_sglang_starts_with_kernels_that_have_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for sglang-kernel is a module without a distribution."""
+    pytest.importorskip("sglang")
+    monkeypatch.delenv("SGLANG_SKIP_SGL_KERNEL_VERSION_CHECK", raising=False)
+    for variables, ends in ((environment("sglang", CASES["sglang"]["plain"], True), 0), ({}, 1)):
+        done = subprocess.run(
+            [sys.executable, "-c", ASKS], env=os.environ | variables, capture_output=True, text=True, timeout=300
+        )
+        assert done.returncode == ends, done.stderr
+    assert "is not installed. reinstall it" in done.stderr
+
+
+def test_what_sglangs_rows_depend_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    assert engine_facts("vllm", True) == {}
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.4.9")
+    assert engine_facts("sglang", True) == {"sgl_kernel": "0.4.9", "attention_backend": "triton"}
+    monkeypatch.setattr(importlib.metadata, "version", missing)
+    for found, kernels in ((object(), "a stand-in"), (None, "none")):
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name, found=found: found)
+        assert engine_facts("sglang", True)["sgl_kernel"] == kernels
+
+
+def test_what_the_log_says_of_graphs(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    text = "eagle-plugin: there is no memory for the CUDA graphs of batches of 8, 32 requests; they are padded"
+    for written, wanted in (("", []), (f"{text}\n{text}", [8, 32])):
+        log.write_text(written)
+        assert EngineProcess(CASES["vllm"]["plugin"], None, log).without_graphs() == wanted  # type: ignore[arg-type]

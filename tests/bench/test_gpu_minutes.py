@@ -16,7 +16,7 @@ import torch
 
 from benchmarks.gpu import environment, results, run
 from benchmarks.gpu.run import LONGEST, Outcome, Places
-from benchmarks.gpu.steps import STEPS, Setting, Step
+from benchmarks.gpu.steps import STEPS, Setting, Step, find
 from eagle_plugin.common.command_end import end_of
 
 STEP = """
@@ -129,6 +129,20 @@ def test_a_step_is_ended_at_its_limit(made_up: Path, monkeypatch: pytest.MonkeyP
         assert {"made-up.json", "made-up.log"} <= set(packed.getnames())
 
 
+def test_an_archive_has_what_the_engines_keep_beside_their_logs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Why a self-test failed, which ends the plugin's part of a step; and the measured costs."""
+    monkeypatch.setenv("EAGLE_CACHE_DIR", str(tmp_path / "kept"))
+    for name in ("selftest/a.json", "costs/b.json", "kernels/c.so", "out/build.json"):
+        file = (tmp_path if name.startswith("out") else tmp_path / "kept") / name
+        file.parent.mkdir(parents=True)
+        file.write_text("{}")
+    Places(tmp_path / "out", tmp_path / "all.tar.gz").pack()
+    with tarfile.open(tmp_path / "all.tar.gz") as packed:
+        assert packed.getnames() == ["build.json", "cache/selftest/a.json", "cache/costs/b.json"]
+
+
 def test_a_result_of_another_device_is_kept(tmp_path: Path) -> None:
     for device in ("one", "other"):
         results.Results(tmp_path, STEP_OF, {"device": device}).finish({"rows": [device]})
@@ -179,20 +193,27 @@ def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool, float]]:
 def test_what_fits_is_done_in_order(
     tmp_path: Path, on_a_gpu: list[tuple[str, bool, float]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert end_of(lambda: run.main(["--engine", "all", "--minutes", "12", "--out", str(tmp_path)]), False) == 0
+    assert end_of(lambda: run.main(["--engine", "all", "--minutes", "14", "--out", str(tmp_path)]), False) == 0
     names = [name for name, _, _ in on_a_gpu]
-    assert names[:7] == ["environment", "build", "vllm-model", "model", "round", "speed", "kernels"]
-    assert [name for name, short, _ in on_a_gpu if short] == ["vllm-model", "model", "kernels"]
-    assert sum(step.expected for step in STEPS if step.name in names) <= 720
+    yardsticks, models = ["vllm-yardstick", "yardstick"], ["vllm-model", "model"]
+    assert names[:7] == ["environment", "build", "vllm-build", *yardsticks, *models]
+    assert [name for name, short, _ in on_a_gpu if short] == [*yardsticks, *models, "kernels"]
+    assert sum(step.expected for step in STEPS if step.name in names) <= 840
     out = capsys.readouterr().out
     left = [step.name for step in STEPS if step.name not in names]
     assert f"left out for lack of time: {', '.join(left)}; the same command" in out
     assert "server: left out: it takes about 240 s, and " in out
     on_a_gpu.clear()
 
+    # Nine minutes: both yardsticks, which decide.
+    assert end_of(lambda: run.main(["--engine", "all", "--minutes", "9", "--out", str(tmp_path)]), False) == 0
+    assert set(yardsticks) < {name for name, _, _ in on_a_gpu}
+    capsys.readouterr()
+    on_a_gpu.clear()
+
     # A minute: what is wanted most does not fit, what fits is done, and no limit is beyond the end.
     assert end_of(lambda: run.main(["--engine", "all", "--minutes", "1", "--out", str(tmp_path)]), False) == 0
-    assert [name for name, _, _ in on_a_gpu] == ["environment", "build", "kernels"]
+    assert [name for name, _, _ in on_a_gpu] == ["environment", "build", "vllm-build"]
     assert [limit for _, _, limit in on_a_gpu] == [60.0, 55.0, 35.0]
     on_a_gpu.clear()
 
@@ -207,8 +228,12 @@ def test_an_engine_in_a_carried_folder(tmp_path: Path) -> None:
     for engine in ("vllm", "common"):
         (tmp_path / "site" / engine / f"{engine}-9.8.dist-info").mkdir(parents=True)
         (tmp_path / "site" / engine / f"{engine}-9.8.dist-info/METADATA").write_text(f"Name: {engine}\nVersion: 9.8\n")
-    assert places.packages("vllm") == [str(tmp_path / "site/vllm"), str(tmp_path / "site/common")]
-    assert places.packages(None) == [str(tmp_path / "site/common")]
-    assert environment.engine_version("vllm", places.packages("vllm")) == {"vllm": "9.8"}
-    assert environment.engine_version("vllm", places.packages(None)) != {"vllm": "9.8"}
+    vllm, common = str(tmp_path / "site/vllm"), str(tmp_path / "site/common")
+    # The library is built once for each set of packages that a step runs with: another tvm-ffi, another library.
+    assert places.packages(find("vllm-build")) == places.packages(find("vllm-model")) == [vllm, common]
+    assert places.packages(find("build")) == places.packages(find("round")) == [common]
+    # vLLM's FlashAttention is there to be compared with; all else is that of the other steps without an engine.
+    assert places.packages(find("speed")) == [common, vllm]
+    assert environment.engine_version("vllm", places.packages(find("vllm-build"))) == {"vllm": "9.8"}
+    assert environment.engine_version("vllm", places.packages(find("build"))) != {"vllm": "9.8"}
     assert sys.path == [path for path in sys.path if str(tmp_path) not in path]

@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 
-from benchmarks.gpu import model_rows, model_speed
+from benchmarks.gpu import model_rows, model_speed, model_start
 from benchmarks.gpu.model_cases import (
     CASES,
+    COMPILED,
     FULL,
+    GRAPHS,
     NEED_FLASHINFER,
     SAMPLED_CASES,
     SHORT,
@@ -45,14 +47,14 @@ def test_a_real_model_on_a_cpu() -> None:
         ("plugin", 1.0, 1),
     ]
     assert len(found["summary"]) == 1 + len(measured)
-    assert not found["forced"] and not found["eager"]
+    assert not found["forced"] and set(found["modes"].values()) == {"eager"}
 
 
 class Answers(EngineProcess):
     """An engine that has its answers already."""
 
     def __init__(self, name: str, text: list[list[int]], rounds: int) -> None:
-        self.case = CASES["sglang"][name]
+        self.case, self.mode = CASES["sglang"][name], ""
         self._answer = {"text": text, "tokens": 6, "rounds": rounds, "seconds": 2.0}
 
     def ask(
@@ -85,20 +87,36 @@ def test_rows_and_sentences() -> None:
     engine = Answers("plugin", [[1, 2, 3], [4, 5, 6]], 2)
     found = model_speed.ask_in_groups(engine, [[1], [2]], Measured("plugin", 0.0, 1), 3)
     # Two groups of one question; the fake engine says six tokens in two seconds and two rounds to each.
-    assert found == {"tokens_per_s": 3.0, "accept_length": 2.5}
-    row = model_rows.as_row(
-        Measured("plugin", 0.0, 8), engine.case.what, [found, found | {"tokens_per_s": 5.0}], plain=2.0
-    )
+    assert found == {"tokens_per_s": 3.0, "accept_length": 2.5, "text": [[1, 2, 3], [4, 5, 6]] * 2}
+    about = {"what": engine.case.what, "mode": GRAPHS}
+    row = model_rows.as_row(Measured("plugin", 0.0, 8), about, [found, found | {"tokens_per_s": 5.0}], plain=2.0)
     assert (row["tokens_per_s"], row["lowest"], row["highest"], row["times_plain"]) == (4.0, 3.0, 5.0, 2.0)
     assert row["repeats"] == 2
     nothing_drafted = [found | {"accept_length": 0.0}]
-    plain = model_rows.as_row(Measured("plain", 1.0, 1), "plain decoding", nothing_drafted, plain=3.0)
-    alone = model_rows.as_row(Measured("plain", 1.0, 1), "plain decoding", nothing_drafted, plain=None)
+    about = {"what": "plain decoding", "mode": ""}
+    plain = model_rows.as_row(Measured("plain", 1.0, 1), about, nothing_drafted, plain=3.0)
+    alone = model_rows.as_row(Measured("plain", 1.0, 1), about, nothing_drafted, plain=None)
     assert [model_rows.as_sentence(one) for one in (row, plain, alone)] == [
-        "the plugin, trees up to 3/4/16, T = 0, 8 requests: 4 tokens/s, 2.00x plain, accept length 2.50",
+        "the plugin, trees up to 3/4/16 (graphs without compilation), T = 0, 8 requests: 4 tokens/s, 2.00x plain, "
+        "accept length 2.50",
         "plain decoding, T = 1, 1 request: 3 tokens/s, 1.00x plain",
         "plain decoding, T = 1, 1 request: 3 tokens/s",
     ]
+
+
+def test_a_row_says_how_many_responses_are_plain_decodings() -> None:
+    same, other = ({"tokens_per_s": 1.0, "accept_length": 2.0, "text": [[1], [last]]} for last in (2, 3))
+    plain, plugin = (Measured(name, 0.0, 8) for name in ("plain", "plugin"))
+    sampled = (plain._replace(temperature=1.0), plugin._replace(temperature=1.0))
+    about = {name: {"what": name, "mode": ""} for name in ("plain", "plugin")}
+    seen = {plain: [same], plugin: [other], sampled[0]: [same], sampled[1]: [same]}
+    rows = model_rows.rows_of(seen, about)
+    assert [row["equal_responses"] for row in rows] == [None, 0.5, None, None]
+    assert model_rows.as_sentence(rows[1]).endswith("accept length 2.00, 50% of the responses are plain decoding's")
+    # Plain decoding's own, of the second repeat: in bfloat16 not all of them either.
+    rows = model_rows.rows_of({plain: [same, other], plugin: [other, dict(same)]}, about)
+    assert [row["equal_responses"] for row in rows] == [0.5, 1.0]
+    assert model_rows.rows_of({plugin: [same]}, about)[0]["equal_responses"] is None
 
 
 class Starts(Answers):
@@ -111,6 +129,10 @@ class Starts(Answers):
 
     def log(self) -> str:
         return self._how
+
+    @property
+    def has_started(self) -> bool:
+        return self._how != "does not start"
 
     def wait_for_start(self, limit: float) -> float:
         if self._how == "does not start":
@@ -139,9 +161,9 @@ def test_engines_start_side_by_side_and_some_may_fail() -> None:
     together = threading.Barrier(len(NAMES))
     all_start = {name: Starts(name, together=together) for name in NAMES}
     failed: dict[str, str] = {}
-    assert model_speed.wait_for_all(dict(all_start), failed, 9.0) == all_start and not failed
+    assert model_start.wait_for_all(dict(all_start), failed, 9.0) == all_start and not failed
     fails = {"engine-tree": "does not start", "plugin-chain": "", "plugin": "eagle-plugin 0.1.0: x"}
-    engines = model_speed.wait_for_all({name: Starts(name, fails.get(name, SERVES)) for name in NAMES}, failed, 9.0)
+    engines = model_start.wait_for_all({name: Starts(name, fails.get(name, SERVES)) for name in NAMES}, failed, 9.0)
     assert list(engines) == ["plain", *FLOAT32] and failed.keys() == fails.keys()
     assert failed["engine-tree"] == "SGLang's own EAGLE-3, trees 3/4/16 does not answer: see the log"
     assert failed["plugin-chain"].startswith("the plugin, chains of 3 in every round: the plugin does not serve")
@@ -208,30 +230,33 @@ def test_another_text_does_not_stop_the_measurement(fake_engines: dict[str, Star
     assert len(kept[-1]["rows"]) == 6 and kept[-1]["equal"] == {"sentence": error}
 
 
-@pytest.mark.parametrize("starts", [True, False])
-def test_one_engine_decides_whether_all_are_compiled(starts: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    first, asked = Starts("plain", SERVES if starts else "does not start"), []
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+def test_what_does_not_start_compiled_starts_with_graphs(engine: str) -> None:
+    """Alone: the others stay compiled, and one that another worker serves is not started again."""
+    how = {"plain": SERVES, "plugin": "does not start", "plugin-chain": "another worker serves"}
+    begun: list[tuple[str, str]] = []
 
     @contextmanager
-    def start(name: str, *places: Any) -> Iterator[Starts]:
-        asked.append(name)
-        yield first
+    def start(name: str, mode: str) -> Iterator[Starts]:
+        begun.append((name, mode))
+        one = Starts(name, SERVES if mode == GRAPHS and engine == "vllm" and name == "plugin" else how[name])
+        one.mode = mode
+        yield one
 
-    monkeypatch.setattr(model_speed, "started", start)
-    for setting in (GPU._replace(engine="vllm"), GPU, TINY._replace(engine="vllm")):
-        with ExitStack() as stack:
-            engines, eager = model_speed.first_start(
-                setting.engine or "sglang", (Path(), Path(), Path(), setting), stack
-            )
-        if setting.engine and setting.on_gpu:
-            assert eager is not starts and engines == ({"plain": first} if starts else {}) and first.asked == starts
-        else:
-            assert not engines and eager == (setting.engine == "vllm")
-    assert asked == ["plain"]
+    failed: dict[str, str] = {}
+    with ExitStack() as stack:
+        found = model_start.start_all(how, start, GPU._replace(engine=engine), stack, failed)
+    if engine == "vllm":
+        assert begun == [*((name, COMPILED) for name in how), ("plugin", GRAPHS)]
+        assert {name: one.mode for name, one in found.items()} == {"plain": COMPILED, "plugin": GRAPHS}
+        assert failed.keys() == {"plugin-chain"} and model_speed.about_of(found["plugin"])["mode"] == GRAPHS
+    else:
+        assert begun == [(name, GRAPHS) for name in how] and list(found) == ["plain"]
+        assert failed.keys() == {"plugin", "plugin-chain"}
 
 
 def test_the_short_form() -> None:
-    assert SHORT.questions == 12 and SHORT.repeats == 2 and SHORT.concurrency == (1, 8) and FULL.repeats == 3
+    assert SHORT.questions == 12 and SHORT.repeats == 2 and SHORT.concurrency == (1, 8, 32) and FULL.repeats == 3
     prompts = [[number] for number in range(30)]
     assert model_speed.some_of(prompts, None) == prompts == model_speed.some_of(prompts, 30)
     assert [prompt[0] for prompt in model_speed.some_of(prompts, 12)] == [0, 2, 5, 7, 10, 12, 15, 17, 20, 22, 25, 27]
@@ -247,7 +272,7 @@ def test_what_is_missing_is_printed(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     monkeypatch.setattr(model_speed.importlib.util, "find_spec", lambda name: None)
     assert model_speed.facts("vllm", GPU) == {"forced": True, "flashinfer": False}
     assert "the plugin serves because of EAGLE_PLUGIN=force" in capsys.readouterr().out
-    assert model_speed.facts("sglang", GPU) == {"forced": False, "flashinfer": False}
+    assert model_speed.facts("sglang", GPU).items() >= {"forced": False, "flashinfer": False}.items()
     assert "chains of 3: not asked at temperature 1, which needs FlashInfer" in capsys.readouterr().out
     assert model_speed.sampled_cases("sglang") == ("plain", "plugin")
     monkeypatch.setattr(model_speed.importlib.util, "find_spec", lambda name: name)

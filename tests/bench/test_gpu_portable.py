@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 from benchmarks.gpu import portable, portable_parts, portable_wheels
 from benchmarks.gpu.environment import SOURCES, digest
 from benchmarks.gpu.fatbin import CUBIN, MAGIC, PTX, keep_architecture
+from benchmarks.gpu.steps import STEPS
 from eagle_plugin.common.command_end import end_of
 
 ROOT = Path(__file__).parents[2]
@@ -209,6 +211,56 @@ def test_a_part_is_named_by_what_is_in_it(tmp_path: Path) -> None:
     assert part.digest() == same.digest() != elsewhere.digest() and part.packed() == same.packed()
     other.chmod(0o755)
     assert part.digest() != same.digest()
+
+
+def carry(there: Path, here: Path, parts: list[portable_parts.Part]) -> Path:
+    """Archives of these parts in one folder, unpacked without the parts whose names begin with `late`."""
+    (call,) = (pieces[0].parent for pieces in portable_parts.write(parts, here, 10**6))
+    for piece in call.glob("late-*"):
+        piece.unlink()
+    assert unpack(call, there).returncode == 0
+    return call
+
+
+def test_steps_run_when_their_own_parts_are_there(tmp_path: Path) -> None:
+    """A yardstick needs neither the target nor its head."""
+    program = tmp_path / "run.py"
+    program.write_text("import sys; print(sys.argv)")
+    parts = [portable_parts.Part("checkout", [(program, "checkout/benchmarks/gpu/run.py")])]
+    parts.append(portable_parts.Part("late", [(program, "wheels/target.whl")], steps=portable.WITH_TARGET))
+    there = tmp_path / "there"
+    call = carry(there, tmp_path / "out", parts)
+    ran = unpack(call, there, "--minutes", "9", "--steps", "vllm-yardstick", "build", "--again")
+    assert ran.returncode == 0 and "'vllm-yardstick', 'build', '--again'" in ran.stdout
+    for options in (("--minutes", "9"), ("--steps", "build", "vllm-model"), ("--again", "--steps", "server")):
+        refused = unpack(call, there, *options)
+        assert refused.returncode == 2 and "error: 1 of 2 parts are missing" in refused.stderr, options
+    # What every step needs is needed by those that are named too.
+    parts[1] = parts[1]._replace(steps=())
+    call = carry(tmp_path / "elsewhere", tmp_path / "all", parts)
+    assert unpack(call, tmp_path / "elsewhere", "--steps", "build").returncode == 2
+
+
+def test_the_first_folders_have_what_the_first_steps_need() -> None:
+    assert portable.steps_with("vllm")[:3] == ("vllm-build", "vllm-yardstick", "vllm-model")
+    assert "speed" in portable.steps_with("vllm") and portable.steps_with("common") == ()
+    assert set(portable.WITH_TARGET) <= {step.name for step in STEPS}
+    pieces = [("common", bytes(6)), ("vllm", bytes(7)), ("sglang", bytes(9)), ("head", bytes(3))]
+    calls = portable_parts.into_calls(pieces, 10)
+    assert [[name for name, _ in call] for call in calls] == [["common", "head"], ["vllm"], ["sglang"]]
+
+
+def test_bytecode_of_an_older_file_is_not_run(tmp_path: Path) -> None:
+    """Both files have the same size and, in the archive, the same date."""
+    file, there = tmp_path / "module.py", tmp_path / "there"
+    command = [sys.executable, "-c", "from package import module; print(module.FOUND)"]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    for value in ("1", "2"):
+        file.write_text(f"FOUND = {value}\n")
+        carry(there, tmp_path / "out", [portable_parts.Part("code", [(file, "package/module.py")])])
+        done = subprocess.run(command, cwd=there, env=environment, text=True, capture_output=True)
+        assert done.stdout == f"{value}\n", done.stderr
+        assert list((there / "package/__pycache__").glob("module.*.pyc"))
 
 
 def test_bad_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -72,14 +72,14 @@ def test_the_steps_of_vllm(tmp_path: Path, capfd: pytest.CaptureFixture[str], mo
     names = {engine: [step.name for step in found] for engine, found in steps.items()}
     free = {engine: [step.name for step in found if step.engine is None] for engine, found in steps.items()}
     assert free["sglang"] == free["vllm"] == free["all"] and len(free["all"]) == 9
-    assert [name for name in names["sglang"] if name not in free["all"]] == ["model", "yardstick", "text", "server"]
+    assert [name for name in names["sglang"] if name not in free["all"]] == ["yardstick", "model", "text", "server"]
     assert [name for name in names["vllm"] if name not in free["all"]] == [
-        "vllm-model", "vllm-yardstick", "vllm-selftest", "vllm-server",
+        "vllm-build", "vllm-yardstick", "vllm-model", "vllm-selftest", "vllm-server",
     ]  # fmt: skip
     assert set(names["all"]) == {step.name for step in STEPS} and len(names["all"]) == len(STEPS)
-    # What is least known comes first.
-    assert names["vllm"][:3] == ["environment", "build", "vllm-model"]
-    assert names["all"][2:5] == ["vllm-model", "model", "round"]
+    # What decides comes first.
+    assert names["vllm"][:4] == ["environment", "build", "vllm-build", "vllm-yardstick"]
+    assert names["all"][3:7] == ["vllm-yardstick", "yardstick", "vllm-model", "model"]
 
     chosen = [step for step in STEPS if step.name in ("vllm-selftest", "vllm-server")]
     monkeypatch.setattr(run, "steps_of", lambda _: chosen)

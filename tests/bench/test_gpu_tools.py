@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -13,7 +14,8 @@ import on_device
 import pytest
 import torch
 
-from benchmarks.gpu import build, kernel_tests, run, sanitizers, selftest, server, speed
+from benchmarks.gpu import build, groups, kernel_tests, run, sanitizers, selftest, server, speed
+from benchmarks.gpu.model_cases import ANY_KERNELS
 from benchmarks.gpu.steps import Setting, StepError, StepSkipped
 from eagle_plugin.kernels import loader
 
@@ -28,11 +30,12 @@ def programs(monkeypatch: pytest.MonkeyPatch) -> Callable[[Answer], list[list[st
     def install(answer: Answer) -> list[list[str]]:
         commands: list[list[str]] = []
 
-        def start(command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:
+        def start(command: Sequence[str], *more: Any) -> subprocess.CompletedProcess[str]:
             commands.append([str(part) for part in command])
             return subprocess.CompletedProcess(command, *answer(commands[-1]))
 
-        monkeypatch.setattr(subprocess, "run", start)
+        for step in (kernel_tests, selftest, speed):
+            monkeypatch.setattr(step, "run_shown", start)
         return commands
 
     return install
@@ -125,19 +128,18 @@ def test_the_demo_on_a_gpu(every_module: None, monkeypatch: pytest.MonkeyPatch, 
     """vLLM serves with the plugin on a GPU only if it is forced."""
     asked, ended = [], 0
 
-    def start(command: Sequence[str], env: dict[str, str], **_: Any) -> subprocess.CompletedProcess[str]:
-        asked.append((list(command), env.get("EAGLE_PLUGIN")))
+    def start(command: Sequence[str], more: dict[str, str]) -> subprocess.CompletedProcess[str]:
+        asked.append((list(command), more))
         if not ended:
             (Path(command[command.index("--out") + 1]) / report).write_text('{"speedup_vs_plain": 1.5}')
         return subprocess.CompletedProcess(command, ended, "", "a line\nerror: torch finds no CUDA device")
 
-    monkeypatch.setattr(subprocess, "run", start)
-    monkeypatch.delenv("EAGLE_PLUGIN", raising=False)
+    monkeypatch.setattr(server, "run_shown", start)
     setting = GPU._replace(engine=engine)
     assert server.run(setting) == {"speedup_vs_plain": 1.5}
     ((command, switch),) = asked
     assert command[3:8] == ["demo", "--engine", engine, "--device", "cuda"] and "--quick" in command
-    assert switch == ("force" if engine == "vllm" else None)
+    assert switch == ({"EAGLE_PLUGIN": "force"} if engine == "vllm" else ANY_KERNELS)
     ended = 2
     with pytest.raises(StepError, match="the demo ended with 2: error: torch finds no CUDA device"):
         server.run(setting)
@@ -184,3 +186,14 @@ def test_machines_that_cannot_run_the_steps(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(run.NoGpu, match="cannot import torch .*; make gpu needs .* GPU_PYTHON="):
         run.check_device("cuda")
+
+
+def test_what_a_program_prints_is_in_the_log_before_it_ends() -> None:
+    """A step that reaches its limit has what its program printed until then."""
+    program = "import os, time; print(os.getpid(), flush=True); time.sleep(30)"
+    shows = f"from benchmarks.gpu import groups; groups.run_shown([{sys.executable!r}, '-c', {program!r}])"
+    with groups.running([sys.executable, "-c", shows], {}, stdout=subprocess.PIPE) as step:
+        assert step.stdout is not None
+        os.kill(int(step.stdout.readline()), 0)  # raises if the program has ended
+    done = groups.run_shown([sys.executable, "-c", "import sys; print(1); sys.exit('no')"])
+    assert (done.returncode, done.stdout, done.stderr) == (1, "1\n", "no\n")

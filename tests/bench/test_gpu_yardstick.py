@@ -16,22 +16,39 @@ from benchmarks.gpu import yardstick
 from benchmarks.gpu.model_cases import CHAIN, FIXED, TREE
 from benchmarks.gpu.model_engine import STARTED, Event, Window, measure
 from benchmarks.gpu.model_process import SERVES, EngineProcess
-from benchmarks.gpu.steps import Setting, StepError
-from benchmarks.gpu.yardstick_cases import CASES, FULL, SMALLEST, Start, arguments, environment, wanted_length
+from benchmarks.gpu.run_step import end_at_once
+from benchmarks.gpu.steps import Setting, StepEnded, StepError
+from benchmarks.gpu.yardstick_cases import (
+    CASES,
+    FULL,
+    LONG_CHAIN,
+    NEEDED,
+    SHORT,
+    SHORT_CASES,
+    SMALLEST,
+    Start,
+    arguments,
+    cases_of,
+    environment,
+    size_of,
+    wanted_length,
+)
 from benchmarks.gpu.yardstick_models import MODELS, TINY_MODELS, write_models
 from eagle_plugin.core.shape import PLAIN, Shape
 from eagle_plugin.heads.checkpoint import check_head
-from eagle_plugin.policy.shapes import captured_shapes
+from eagle_plugin.policy.shapes import captured_shapes, shape_for
 from eagle_plugin.runtime.synthetic import VARIABLE, parse_rates
 
 ROOT = Path(__file__).resolve().parents[2]
-RATES = {TREE: (0.7, 0.4, 0.2), CHAIN: (0.5, 0.3, 0.1)}
+RATES = {TREE: (0.7, 0.4, 0.2), CHAIN: (0.5, 0.3, 0.1), LONG_CHAIN: (0.5, 0.3, 0.1, 0.1, 0.0)}
 
 
 def test_recorded_rates_are_those_of_each_shapes_own_rounds() -> None:
     """A tree's higher acceptance is that of its nodes, and wider trees do not accept less."""
     rates = yardstick.recorded_rates()
-    assert set(rates) >= {*captured_shapes(TREE), CHAIN} - {PLAIN}
+    same = shape_for(3, on_gpu=True)  # what the plugin makes of the flags of the engine's chains in vLLM
+    wanted = {*captured_shapes(TREE), *captured_shapes(CHAIN), *captured_shapes(same), same, CHAIN}
+    assert set(rates) >= wanted - {PLAIN}
     assert all(len(of) == shape.max_accept_length - 1 for shape, of in rates.items())
     assert all(1 > of[0] >= of[-1] > 0 and list(of) == sorted(of, reverse=True) for of in rates.values())
     lengths = [sum(rates[shape]) for shape in (Shape(3, 1, 4), Shape(3, 4, 8), Shape(3, 4, 16))]
@@ -54,6 +71,38 @@ def test_every_way_to_accept_gets_its_rates(tmp_path: Path) -> None:
     policies = [CASES[engine]["plugin-policy"] for engine in CASES]
     assert all(FIXED[0] not in case.environment and wanted_length(case, RATES) is None for case in policies)
     assert wanted_length(CASES["vllm"]["engine-chain"], RATES) == pytest.approx(1.9)
+
+
+SPECULATES = ("speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens")
+
+
+def test_one_case_of_the_plugin_has_the_flags_of_the_engines_chains(tmp_path: Path) -> None:
+    """So that a row answers what the same command line gives with the plugin installed. The policy chooses shapes."""
+    start = Start(tmp_path, tmp_path, True, 0.4, FULL, RATES)
+    for engine, cases in CASES.items():
+        ours, own = (arguments(engine, cases[name], start) for name in ("plugin-same", "engine-chain"))
+        found = dict(own.get("speculative_config", {}))
+        for name in ("rejection_sample_method", "synthetic_acceptance_rates"):  # by a variable of ours
+            found.pop(name, None)
+        assert ours.get("speculative_config", {}) == found and "additional_config" not in ours
+        assert [ours.get(name) for name in SPECULATES] == [own.get(name) for name in SPECULATES]
+        assert not cases["plugin-same"].environment
+        other = arguments(engine, cases["plugin-policy"], start)  # negative control
+        assert other.get("speculative_config") != found or other.get(SPECULATES[2]) != own.get(SPECULATES[2])
+    given = environment("vllm", CASES["vllm"]["plugin-v2"], True, RATES)
+    assert given["EAGLE_VLLM_RUNNER"] == "v2" and "EAGLE_POLICY" not in given
+
+
+def test_the_short_form_starts_all_its_engines_at_once() -> None:
+    """With 138 GiB of free memory."""
+    for engine, cases in SHORT_CASES.items():
+        setting = Setting("cuda", tiny=False, short=True, engine=engine)
+        assert cases_of(engine, setting) == list(cases) and set(NEEDED) <= set(cases) < set(CASES[engine])
+        assert len(cases) <= 138 // MODELS[0].memory_with(SHORT.cache) and size_of(setting) == SHORT
+        assert cases_of(engine, Setting("cuda", tiny=False)) == list(CASES[engine])
+    assert SHORT.requests == (1, 8, 32) and SHORT.cache < FULL.cache
+    large = MODELS[0]  # 128 KiB of keys and values per token, and the head's
+    assert large.memory_with(1 << 13) - large.memory == pytest.approx(1 + 1 / 32)
 
 
 @pytest.mark.parametrize("model", TINY_MODELS)
@@ -120,7 +169,7 @@ class Answers(EngineProcess):
     """An engine that has its answers already."""
 
     def __init__(self, name: str, log: str, answer: dict[str, float]) -> None:
-        self.case, self._text, self._answer = CASES["sglang"][name], log, answer
+        self.case, self._text, self._answer, self.mode = CASES["sglang"][name], log, answer, ""
 
     def wait_for_start(self, limit: float) -> float:
         return 1.0
@@ -171,17 +220,29 @@ def test_an_engine_that_fails_leaves_the_others(tmp_path: Path, monkeypatch: pyt
     setting = Setting("cpu", True, "sglang", keep=lambda found: kept.append(json.loads(json.dumps(found))))
     with pytest.raises(StepError, match=r"^no row of plain of tiny Llama, .*: .* does not answer: ValueError: no such"):
         yardstick.run(setting)
-    assert len(kept) == len(TINY_MODELS) * len(CASES["sglang"]) == len(kept[-1]["failed"])
+    assert len(kept[-1]["failed"]) == len(TINY_MODELS) * len(CASES["sglang"])
+    counts = [len(one["failed"]) for one in kept]
+    assert counts[:3] == [2, 4, 6] and counts == sorted(set(counts)), "kept after each group"
+
+
+def test_a_step_that_is_ended_asks_no_further_engine() -> None:
+    found: dict[str, Any] = {"failed": {}}
+    with pytest.raises(StepEnded), yardstick.failing(TINY_MODELS[0], "plain", found, Setting("cpu", True)):
+        end_at_once(15, None)
+    assert not found["failed"]
+    with yardstick.failing(TINY_MODELS[0], "plain", found, Setting("cpu", True)):
+        raise StepError("it does not answer")
+    assert list(found["failed"].values()) == ["it does not answer"]
 
 
 def check_rows(found: dict[str, Any], engine: str) -> None:
     """Every case of both models has a row, with the accept length that was given."""
-    wanted = {(model.name, name) for model in TINY_MODELS for name in CASES[engine]}
+    wanted = {(model.name, name) for model in TINY_MODELS for name in cases_of(engine, Setting("cpu", True))}
     assert {(row["model"], row["case"]) for row in found["rows"]} == wanted and not found["failed"]
     for row in found["rows"]:
         assert row["round_ms"] > 0 and row["tokens_per_s"] > 0 and row["plain_steps"] > 0
         # vLLM's own rounds are not synthetic on a CPU. The others are of some 40 rounds of each request.
-        if row["given_length"] is not None and (engine, row["case"]) != ("vllm", "engine-chain"):
+        if row["given_length"] is not None and not (engine == "vllm" and row["case"].startswith("engine-chain")):
             assert row["accept_length"] == pytest.approx(row["given_length"], rel=0.2), row
 
 

@@ -154,6 +154,32 @@ def test_flash_attention_in_two_calls_is_tree_attention() -> None:
     assert not torch.allclose(backends.flash_attention(attend_pages, q, k, v, table, ancestors)(), wanted, atol=1e-3)
 
 
+def test_vllms_flash_attention_takes_the_same_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where neither SGLang's nor the library's own is installed."""
+    backends = load(BENCHMARKS / "gpu" / "attention_backends.py")
+    asked: dict[str, Any] = {}
+
+    def varlen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **given: Any) -> str:
+        asked.update(given)
+        return "out, lse"
+
+    vllms = SimpleNamespace(FA3_AVAILABLE=True, flash_attn_varlen_func=varlen)
+
+    def find(name: str) -> Any:
+        if name != "vllm.vllm_flash_attn":
+            raise ImportError(name)
+        return vllms
+
+    monkeypatch.setattr(backends.importlib, "import_module", find)
+    table, q = torch.zeros(2, 7, dtype=torch.int32), torch.zeros(1)
+    given = {"page_table": table, "cache_seqlens": q, "max_seqlen_q": 3, "cu_seqlens_q": q, "causal": False}
+    assert backends.flash_attention_3()(q, q, q, **given) == "out, lse"
+    assert asked.pop("block_table") is table and asked.pop("seqused_k") is q and asked.pop("cu_seqlens_q") is q
+    assert asked == {"max_seqlen_q": 3, "causal": False, "max_seqlen_k": 7, "fa_version": 3}
+    vllms.FA3_AVAILABLE = False
+    assert backends.flash_attention_3() is None
+
+
 def test_the_fastest_library_of_each_case() -> None:
     choices = load(BENCHMARKS / "gpu" / "attention_backends.py").choices
     shape = {"batch": 1, "context": 2048, "nodes": 64}
