@@ -85,7 +85,8 @@ def captured_shapes(caps: Shape, levels: Levels = Levels.RECURRENT) -> list[Shap
             topk = min(caps.topk, width - min(caps.steps, math.ceil(math.log2(width))))
             shapes.append(Shape(deep, topk, width))
         elif caps.topk == 1:
-            shapes += [Shape(deep, 1, width)] * (width <= caps.steps)
+            if width <= caps.steps:
+                shapes.append(Shape.chain(deep))
         else:
             flat = min(deep, _flat_depth(width - 1))
             both = flat + 1 < deep and width in (DEEP_WIDTH, caps.width)

@@ -59,7 +59,7 @@ def prepared(prepare: Callable[[], None]) -> list[str]:
     try:
         prepare()
     except OtherRankFailed:
-        pass  # that rank has the reason
+        pass  # this rank has none of its own; that of the other one is gathered below
     except UserError:  # what the user can correct
         raise
     except Exception as error:

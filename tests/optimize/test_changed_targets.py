@@ -7,21 +7,11 @@ import shutil
 from pathlib import Path
 
 import pytest
-from job_worlds import STAGES, PretendedStages, write_recipe
+from job_worlds import STAGES
 from rich.console import Console
 
 from eagle_plugin.learning.jobs.recipe import read_job
 from eagle_plugin.learning.jobs.runner import run_job
-
-
-@pytest.fixture
-def stages(monkeypatch: pytest.MonkeyPatch) -> PretendedStages:
-    return PretendedStages(monkeypatch)
-
-
-@pytest.fixture
-def recipe(tmp_path: Path, tiny_target: Path) -> Path:
-    return write_recipe(tmp_path / "recipe", tiny_target)
 
 
 def run_with(target: Path, recipe: Path, out: Path, capsys: pytest.CaptureFixture[str]) -> str:

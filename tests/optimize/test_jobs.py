@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from job_worlds import STAGES, PretendedStages, write_recipe
+from job_worlds import STAGES, PretendedStages
 from object_server import s3_bucket
 
 from eagle_plugin.cli import main
@@ -24,16 +24,6 @@ from eagle_plugin.learning.jobs.jobs_folder import JobsFolder, Status
 from eagle_plugin.learning.jobs.lineage import Lineage
 from eagle_plugin.learning.jobs.recipe import read_job
 from eagle_plugin.learning.jobs.stage import Stage
-
-
-@pytest.fixture
-def stages(monkeypatch: pytest.MonkeyPatch) -> PretendedStages:
-    return PretendedStages(monkeypatch)
-
-
-@pytest.fixture
-def recipe(tmp_path: Path, tiny_target: Path) -> Path:
-    return write_recipe(tmp_path / "recipe", tiny_target)
 
 
 def refused(capsys: pytest.CaptureFixture[str], *args: object) -> str:
