@@ -46,7 +46,7 @@ class PlannedRunner:
 
     def __init__(self, server_args: Any, arguments: Any) -> None:
         """arguments: the same, resolved."""
-        from sglang.srt.configs.model_config import AttentionArch, ModelConfig
+        from sglang.srt.configs.model_config import ModelConfig
         from sglang.srt.mem_cache.kv_cache_dtype import configure_kv_cache_dtype
         from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
@@ -57,7 +57,6 @@ class PlannedRunner:
         )
         self.spec_aux_config = SimpleNamespace(draft_model_config=draft)
         self.spec_algorithm = SpeculativeAlgorithm.from_string(arguments.speculative_algorithm)
-        self.use_mla_backend = config.attention_arch == AttentionArch.MLA
         self.is_hybrid_swa, self.attention_chunk_size = config.is_hybrid_swa, config.attention_chunk_size
         self.dtype, self.sampler = config.dtype, Sampler()
         _, self.kv_cache_dtype = configure_kv_cache_dtype(

@@ -17,14 +17,15 @@ from eagle_plugin.heads.files import HeadError, LeftToEngine
 from eagle_plugin.heads.manifest import parallel_levels
 from eagle_plugin.policy.chooser import policy_mode
 from eagle_plugin.policy.log import log_seconds
-from eagle_plugin.policy.shapes import CPU_SHAPE, shape_for
+from eagle_plugin.policy.shapes import CPU_SHAPE, GPU_SHAPE, shape_for
+from eagle_plugin.runtime.gpu import CAPABILITY
 from eagle_plugin.runtime.head_mailbox import check_folder
 from eagle_plugin.runtime.preflight import can_check, head_architecture, head_warnings
 from eagle_plugin.runtime.startup import LEFT
 from eagle_plugin.sglang.block_flags import resolve_on_cpu
 from eagle_plugin.sglang.block_support import GPUS_ONLY, unsupported_block_flags
 from eagle_plugin.sglang.draft_classes import has_own_draft_class
-from eagle_plugin.sglang.support import unsupported_flags
+from eagle_plugin.sglang.support import unsupported_config, unsupported_flags
 from eagle_plugin.sglang.synthetic import synthetic_rates
 
 logger = logging.getLogger("eagle_plugin")
@@ -111,7 +112,8 @@ def resolve_block_flags(original: Callable[[Any], None], server_args: Any) -> No
 def auto_parameters(server_args: Any, chosen: tuple[int, int, int]) -> Shape:
     """The caps when the user gave none; chosen: what the engine then takes.
 
-    On a CPU they are ours. A head that drafts all levels in one forward gets deep trees on every device, because depth
+    On a CPU they are ours. On a GPU a chain, which the engine takes for nearly all targets, becomes a tree where our
+    worker will serve it. A head that drafts all levels in one forward gets deep trees on every device, because depth
     costs it little.
     """
     from sglang.srt.arg_groups.model_override_base import resolved_view
@@ -121,12 +123,43 @@ def auto_parameters(server_args: Any, chosen: tuple[int, int, int]) -> Shape:
         return Shape(*chosen)
     is_ours = arguments.device == "cpu" and arguments.page_size in (1, None)
     caps = CPU_SHAPE if is_ours else Shape(*chosen)
+    if unsupported_flags(arguments):
+        return caps
+    if caps.topk == 1 and arguments.device == "cuda" and _can_have_trees(server_args, arguments):
+        caps = GPU_SHAPE
     try:
         levels = parallel_levels(arguments.speculative_draft_model_path)
     except HeadError:  # `check_launch` comes next and says what is wrong
         levels = None
-    if levels is None or unsupported_flags(arguments):
+    if levels is None:
         return caps
     # A row of the target's forward costs more on a CPU than it yields: no further nodes there.
     drafts = caps.width - 1 if is_ours else max(caps.width - 1, levels)
     return shape_for(drafts, topk=caps.topk, levels=levels)
+
+
+# Backends with which SGLang's own worker takes trees too, should it have to serve.
+_TREE_BACKENDS = ("fa3", "flashinfer", "triton", None)
+
+
+def _can_have_trees(server_args: Any, arguments: Any) -> bool:
+    """Whether our worker is to be expected on this GPU, from what is known before a weight is loaded.
+
+    Where it does not serve in the end, the engine's own worker drafts with the caps, and is better with its chain.
+    """
+    import torch
+    from sglang.srt.arg_groups.model_override_base import attention_backends_of, model_config_of
+    from sglang.srt.configs.hybrid_arch import mambaish_config
+
+    head = arguments.speculative_draft_model_path
+    if head in (None, arguments.model_path):  # drafts by layers of the target's own
+        return False
+    backends = (*attention_backends_of(arguments), arguments.speculative_draft_attention_backend)
+    if arguments.page_size not in (1, None) or any(name not in _TREE_BACKENDS for name in backends):
+        return False
+    if torch.version.hip is not None or not torch.cuda.is_available():
+        return False
+    if torch.cuda.get_device_capability() < CAPABILITY:
+        return False
+    config = model_config_of(server_args)
+    return not unsupported_config(config) and mambaish_config(config) is None

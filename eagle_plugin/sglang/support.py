@@ -119,26 +119,32 @@ def unsupported_flags(arguments: Any) -> list[str]:
 
 def unsupported_models(target_runner: Any, draft_architecture: str) -> list[str]:
     """Why our worker does not support this loaded target (an SGLang ``ModelRunner``) or head; empty when it does."""
-    from sglang.srt.configs.hybrid_arch import mambaish_config
-    from sglang.srt.configs.model_config import is_minimax_sparse
-
-    config = target_runner.model_config
-    name = config.hf_config.architectures[0]
-    reasons = []
-    if target_runner.use_mla_backend:
-        reasons.append(f"target {name}: latent (MLA) attention is not served yet")
-    if mambaish_config(config) is not None and not _has_gated_delta_nets(target_runner):
-        reasons.append(f"target {name}: linear-attention and state-space layers are not served yet")
-    if is_minimax_sparse(config.hf_config):
-        reasons.append(f"target {name}: sparse attention by blocks is not served")
-    if config.is_encoder_decoder:
-        reasons.append(f"target {name}: encoder-decoder models are not served")
+    name = target_runner.model_config.hf_config.architectures[0]
+    reasons = unsupported_config(target_runner.model_config)
     is_block = draft_architecture in ARCHITECTURES.values() and target_runner.spec_algorithm.is_dflash()
     if not is_block and draft_architecture not in HEAD_ARCHITECTURES:
         reasons.append(f"draft head {draft_architecture}: not one of {', '.join(HEAD_ARCHITECTURES)}")
     if type(target_runner.sampler).__name__ != "Sampler":
         reasons.append(f"sampler {type(target_runner.sampler).__name__}: only SGLang's own sampler is served")
     reasons += _unsupported_attention(target_runner.model, name)
+    return reasons
+
+
+def unsupported_config(config: Any) -> list[str]:
+    """Why our worker does not support a target of this configuration (an SGLang ``ModelConfig``), loaded or not."""
+    from sglang.srt.configs.hybrid_arch import mambaish_config
+    from sglang.srt.configs.model_config import AttentionArch, is_minimax_sparse
+
+    name = config.hf_config.architectures[0]
+    reasons = []
+    if config.attention_arch == AttentionArch.MLA:
+        reasons.append(f"target {name}: latent (MLA) attention is not served yet")
+    if mambaish_config(config) is not None and name not in GATED_DELTA_NETS:
+        reasons.append(f"target {name}: linear-attention and state-space layers are not served yet")
+    if is_minimax_sparse(config.hf_config):
+        reasons.append(f"target {name}: sparse attention by blocks is not served")
+    if config.is_encoder_decoder:
+        reasons.append(f"target {name}: encoder-decoder models are not served")
     return reasons
 
 
@@ -165,14 +171,9 @@ def _knows_chunks(model: Any) -> bool:
     return all(layer.sliding_window_size < -1 for layer in layers if layer.use_irope)
 
 
-def _has_gated_delta_nets(target_runner: Any) -> bool:
-    """Whether what keeps a state in this target are the gated delta nets of Qwen3-Next or Qwen3.5."""
-    return target_runner.model_config.hf_config.architectures[0] in GATED_DELTA_NETS
-
-
 def unsupported_states(target_runner: Any, arguments: Any) -> list[str]:
     """Why trees are not served with the states of this target's linear layers; empty where they are, or has none."""
-    if not _has_gated_delta_nets(target_runner):
+    if target_runner.model_config.hf_config.architectures[0] not in GATED_DELTA_NETS:
         return []
     if target_runner.device != "cpu":
         return [f"--device {target_runner.device}: gated delta nets are served on CPUs only"]

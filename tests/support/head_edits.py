@@ -70,3 +70,9 @@ def set_d2t(index: int, value: int) -> Edit:
 
 def rename(old: str, new: str) -> Edit:
     return tensors(lambda t: [t.update({k.replace(old, new, 1): t.pop(k)}) for k in list(t) if k.startswith(old)])
+
+
+def with_mask(head: Path, **keys: object) -> None:
+    """Make an EAGLE-3 head's folder that of a P-EAGLE head."""
+    tensors(lambda t: t.update(mask_hidden=t["fc.weight"][:1].clone()))(head)
+    config(mask_token_id=3, **keys)(head)

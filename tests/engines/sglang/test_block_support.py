@@ -225,12 +225,13 @@ def test_a_block_drafter_under_another_algorithm_is_left_to_sglang(monkeypatch: 
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
     monkeypatch.setattr("sglang.srt.configs.hybrid_arch.mambaish_config", lambda config: None)
-    config = SimpleNamespace(hf_config=SimpleNamespace(architectures=["LlamaForCausalLM"]), is_encoder_decoder=False)
+    config = SimpleNamespace(
+        hf_config=SimpleNamespace(architectures=["LlamaForCausalLM"]), is_encoder_decoder=False, attention_arch=None
+    )
     sampler = type("Sampler", (), {})()
     for algorithm, count in ((SpeculativeAlgorithm.DFLASH, 0), (SpeculativeAlgorithm.EAGLE3, 1)):
         runner = SimpleNamespace(
             model_config=config,
-            use_mla_backend=False,
             model=SimpleNamespace(modules=list),
             sampler=sampler,
             spec_algorithm=algorithm,

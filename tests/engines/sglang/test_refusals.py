@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from head_edits import config, put, tensors
+from head_edits import config, put, tensors, with_mask
 from safetensors.torch import load_file
 from serving import generate, serving, tiny_spec
 from tiny_models import tiny_eagle3_head, tiny_llama
@@ -92,9 +92,11 @@ def test_a_head_with_latent_attention_is_left_to_sglang(check_launch, tiny_targe
     head = write(LAYOUTS["ModelOpt, Kimi K2"], tmp_path / "head", tiny_target)
     check_launch(tiny_target, head)
     assert LEFT not in os.environ
-    config = SimpleNamespace(hf_config=SimpleNamespace(architectures=["LlamaForCausalLM"]), is_encoder_decoder=False)
+    config = SimpleNamespace(
+        hf_config=SimpleNamespace(architectures=["LlamaForCausalLM"]), is_encoder_decoder=False, attention_arch=None
+    )
     model = SimpleNamespace(modules=list)
-    runner = SimpleNamespace(model_config=config, use_mla_backend=False, model=model, sampler=Sampler())
+    runner = SimpleNamespace(model_config=config, model=model, sampler=Sampler())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sglang.srt.configs.hybrid_arch.mambaish_config", lambda config: None)
         (reason,) = support.unsupported_models(runner, "Eagle3DeepseekV2ForCausalLM")
@@ -200,12 +202,6 @@ def test_a_leftover_quantisation_ends_the_start_on_a_cpu(check_launch, tiny_targ
         check_launch(tiny_target, head)
 
 
-def with_mask(head: Path, **keys: object) -> None:
-    """Make an EAGLE-3 head's folder that of a P-EAGLE head."""
-    tensors(lambda t: t.update(mask_hidden=t["fc.weight"][:1].clone()))(head)
-    config(mask_token_id=3, **keys)(head)
-
-
 def test_fewer_trained_levels_than_steps_are_logged(check_launch, tiny_target, tiny_eagle3, tmp_path, caplog):
     head = tmp_path / "head"
     shutil.copytree(tiny_eagle3, head)
@@ -223,35 +219,6 @@ def test_fewer_trained_levels_than_steps_are_logged(check_launch, tiny_target, t
     assert "was trained to draft 2 tokens in one forward, so its trees have 2 levels and not 3" in trained_for(2)
     assert "trained to draft" not in trained_for(3)
     assert Shape(3, 2, 11).within_steps(2) == Shape(2, 2, 7) and Shape(3, 2, 5).within_steps(2) == Shape(2, 2, 5)
-
-
-def test_a_parallel_head_gets_deep_trees_by_default(monkeypatch, tiny_target, tiny_eagle3, tmp_path):
-    """As many levels as its record names, else 7; not where the engine's own worker serves."""
-    from sglang.srt.arg_groups import model_override_base
-
-    from eagle_plugin.sglang.preflight import auto_parameters
-
-    monkeypatch.setattr(model_override_base, "resolved_view", lambda arguments: arguments)
-    head, chain = tmp_path / "head", (3, 1, 4)
-    shutil.copytree(tiny_eagle3, head)
-
-    def chosen(engines: tuple[int, int, int] = (5, 4, 8), **flags: object) -> tuple[int, int, int]:
-        absent = dict.fromkeys(("speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens"))
-        given = {"speculative_algorithm": "EAGLE3", "speculative_draft_model_path": str(head), "page_size": 1}
-        return auto_parameters(SimpleNamespace(**(SERVED | absent | given | flags)), engines)
-
-    assert chosen() == (2, 4, 8) and chosen(device="cuda") == (5, 4, 8) and chosen(chain, device="cuda") == chain
-    with_mask(head)
-    assert chosen() == (7, 4, 8) and chosen(device="cuda") == (7, 4, 8) and chosen(chain, device="cuda") == (7, 1, 8)
-    assert chosen(chain, page_size=16) == (7, 1, 8)
-    assert chosen(enable_mixed_chunk=True) == (2, 4, 8)
-    training = {"recipe": {"phases": [{"steps": 3}]}}
-    record = {"format": 1, "kind": "peagle", "aux_layers": [2, 3, 4], "target": {}, "training": training}
-    (head / "eagle_plugin.json").write_text(json.dumps(record))
-    assert chosen() == (3, 4, 8) and chosen(device="cuda") == (3, 4, 8) and chosen(chain, device="cuda") == chain
-    (head / "config.json").write_text("{")  # refused by the next check
-    assert chosen() == (2, 4, 8)
-    assert chosen(speculative_algorithm="NGRAM") == (5, 4, 8)
 
 
 def test_a_mask_that_is_half_there_is_refused(check_launch, tiny_target, tiny_eagle3, tmp_path):
