@@ -24,7 +24,7 @@ from eagle_plugin.runtime.preflight import can_check, head_architecture, head_wa
 from eagle_plugin.runtime.startup import LEFT
 from eagle_plugin.sglang.block_flags import resolve_on_cpu
 from eagle_plugin.sglang.block_support import GPUS_ONLY, unsupported_block_flags
-from eagle_plugin.sglang.draft_classes import has_own_draft_class
+from eagle_plugin.sglang.draft_classes import HEAD_ARCHITECTURES, has_own_draft_class
 from eagle_plugin.sglang.support import unsupported_config, unsupported_flags
 from eagle_plugin.sglang.synthetic import synthetic_rates
 
@@ -151,8 +151,7 @@ def _can_have_trees(server_args: Any, arguments: Any) -> bool:
     from sglang.srt.arg_groups.model_override_base import attention_backends_of, model_config_of
     from sglang.srt.configs.hybrid_arch import mambaish_config
 
-    head = arguments.speculative_draft_model_path
-    if head in (None, arguments.model_path):  # drafts by layers of the target's own
+    if arguments.enable_multi_layer_eagle or not _is_head(arguments):
         return False
     backends = (*attention_backends_of(arguments), arguments.speculative_draft_attention_backend)
     if arguments.page_size not in (1, None) or any(name not in _TREE_BACKENDS for name in backends):
@@ -163,3 +162,17 @@ def _can_have_trees(server_args: Any, arguments: Any) -> bool:
         return False
     config = model_config_of(server_args)
     return not unsupported_config(config) and mambaish_config(config) is None
+
+
+def _is_head(arguments: Any) -> bool:
+    """Whether our worker can draft by this head: a folder is looked at, a name on a model hub only by its algorithm."""
+    head = arguments.speculative_draft_model_path
+    if head is None or os.path.realpath(head) == os.path.realpath(arguments.model_path):
+        return False  # layers of the target's own
+    if not Path(head).is_dir():
+        return bool(arguments.speculative_algorithm == "EAGLE3")
+    try:
+        read_head(head)
+        return head_architecture(head) in HEAD_ARCHITECTURES
+    except HeadError:  # `check_launch` comes next and says what is wrong, or that the engine's own worker serves
+        return False

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from head_edits import with_mask
+from head_edits import Edit, config, with_mask
 from sglang_flags import SERVED
 
 from eagle_plugin.policy.shapes import GPU_SHAPE, shape_for
@@ -57,6 +57,7 @@ def chosen(monkeypatch: pytest.MonkeyPatch, head: Path) -> Chooser:
             "speculative_draft_attention_backend",
         )
         given = {"model_path": "target", "speculative_draft_model_path": str(head), "page_size": 1}
+        given |= {"enable_multi_layer_eagle": False}
         return auto_parameters(SimpleNamespace(**SERVED | dict.fromkeys((*sizes, *backends)) | given | flags), engines)
 
     return choose
@@ -85,7 +86,9 @@ def test_on_a_gpu_the_chain_of_the_engine_becomes_a_tree(chosen: Chooser) -> Non
         {"attention_backend": "trtllm_mha"},
         {"decode_attention_backend": "flashmla"},
         {"speculative_draft_attention_backend": "trtllm_mha"},
-        {"speculative_draft_model_path": "target"},
+        {"speculative_draft_model_path": "target/../target/"},
+        {"speculative_draft_model_path": "hub/name", "speculative_algorithm": "EAGLE"},
+        {"enable_multi_layer_eagle": True},
         {"speculative_draft_model_path": None},
         {"speculative_use_rejection_sampling": True},
         {"enable_unified_memory": True},
@@ -96,6 +99,24 @@ def test_on_a_gpu_the_chain_of_the_engine_becomes_a_tree(chosen: Chooser) -> Non
 def test_it_stays_where_the_engines_own_worker_will_serve(chosen: Chooser, otherwise: dict[str, object]) -> None:
     """Some of these flags end the engine's start with a tree."""
     assert chosen(CHAIN, device="cuda", **otherwise) == CHAIN
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda head: (head / "model.safetensors").rename(head / "pytorch_model.bin"),
+        config(architectures=["Qwen3NextForCausalLMMTP"]),
+        config(architectures=["Eagle3DeepseekV2ForCausalLM"]),
+    ],
+    ids=["pickle", "MTP", "latent attention"],
+)
+def test_it_stays_with_a_head_that_is_left_to_the_engine(chosen: Chooser, head: Path, edit: Edit) -> None:
+    edit(head)
+    assert chosen(CHAIN, device="cuda") == CHAIN
+
+
+def test_a_name_on_a_model_hub_is_that_of_a_head(chosen: Chooser) -> None:
+    assert chosen(CHAIN, device="cuda", speculative_draft_model_path="hub/name") == GPU_SHAPE
 
 
 def test_a_parallel_head_gets_deep_trees(chosen: Chooser, head: Path) -> None:
