@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 
 from eagle_plugin.common.errors import first_line
-from eagle_plugin.kernels import attention, loader
+from eagle_plugin.kernels import attention, build, loader
 
 CAPABILITY = (8, 0)  # the oldest that the CUDA sources and the Triton tiles are made for
 MAX_HEAD_DIM = 256  # of our attention kernels
@@ -60,6 +62,15 @@ def unsupported_gpu(gpu: Gpu, head_dims: Sequence[int], caches: Sequence[str] = 
     if gpu.capability >= CAPABILITY and max(head_dims) > MAX_HEAD_DIM:
         reasons.append(f"head_dim {max(head_dims)}: at most {MAX_HEAD_DIM} is served on a GPU")
     return reasons
+
+
+def may_serve_here() -> bool:
+    """Whether our kernels are to be expected on the current CUDA device; nothing is built or allocated."""
+    if torch.version.hip is not None or not torch.cuda.is_available():
+        return False
+    has_library = loader.kernel_library("cuda").shipped() is not None or build.find_nvcc() is not None
+    is_on = os.environ.get("EAGLE_KERNELS") != "torch" and importlib.util.find_spec("triton") is not None
+    return has_library and is_on and torch.cuda.get_device_capability() >= CAPABILITY
 
 
 def _missing_library() -> str:

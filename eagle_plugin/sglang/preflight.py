@@ -18,7 +18,7 @@ from eagle_plugin.heads.manifest import parallel_levels
 from eagle_plugin.policy.chooser import policy_mode
 from eagle_plugin.policy.log import log_seconds
 from eagle_plugin.policy.shapes import CPU_SHAPE, GPU_SHAPE, shape_for
-from eagle_plugin.runtime.gpu import CAPABILITY
+from eagle_plugin.runtime.gpu import may_serve_here
 from eagle_plugin.runtime.head_mailbox import check_folder
 from eagle_plugin.runtime.preflight import can_check, head_architecture, head_warnings
 from eagle_plugin.runtime.startup import LEFT
@@ -147,18 +147,13 @@ def _can_have_trees(server_args: Any, arguments: Any) -> bool:
 
     Where it does not serve in the end, the engine's own worker drafts with the caps, and is better with its chain.
     """
-    import torch
     from sglang.srt.arg_groups.model_override_base import attention_backends_of, model_config_of
     from sglang.srt.configs.hybrid_arch import mambaish_config
 
-    if arguments.enable_multi_layer_eagle or not _is_head(arguments):
+    if arguments.enable_multi_layer_eagle or not may_serve_here() or not _is_head(arguments):
         return False
     backends = (*attention_backends_of(arguments), arguments.speculative_draft_attention_backend)
     if arguments.page_size not in (1, None) or any(name not in _TREE_BACKENDS for name in backends):
-        return False
-    if torch.version.hip is not None or not torch.cuda.is_available():
-        return False
-    if torch.cuda.get_device_capability() < CAPABILITY:
         return False
     config = model_config_of(server_args)
     return not unsupported_config(config) and mambaish_config(config) is None

@@ -13,6 +13,7 @@ import torch
 from head_edits import Edit, config, with_mask
 from sglang_flags import SERVED
 
+from eagle_plugin.kernels import build
 from eagle_plugin.policy.shapes import GPU_SHAPE, shape_for
 
 CHAIN = (3, 1, 4)
@@ -37,6 +38,7 @@ def chosen(monkeypatch: pytest.MonkeyPatch, head: Path) -> Chooser:
     def choose(
         engines: tuple[int, int, int] = (5, 4, 8),
         gpu: tuple[int, int] | None = (9, 0),
+        nvcc: str | None = "nvcc",
         attention: str = "MHA",
         has_states: bool = False,
         **flags: object,
@@ -49,6 +51,7 @@ def chosen(monkeypatch: pytest.MonkeyPatch, head: Path) -> Chooser:
         monkeypatch.setattr(model_override_base, "resolved_view", lambda arguments: arguments)
         monkeypatch.setattr(model_override_base, "model_config_of", lambda _: config)
         monkeypatch.setattr(hybrid_arch, "mambaish_config", lambda _: object() if has_states else None)
+        monkeypatch.setattr(build, "find_nvcc", lambda: nvcc)
         monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu is not None)
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: gpu)
         sizes = ("speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens")
@@ -80,6 +83,7 @@ def test_on_a_gpu_the_chain_of_the_engine_becomes_a_tree(chosen: Chooser) -> Non
     [
         {"gpu": None},
         {"gpu": (7, 5)},
+        {"nvcc": None},
         {"attention": "MLA"},
         {"has_states": True},
         {"page_size": 64},
