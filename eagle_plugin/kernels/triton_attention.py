@@ -86,7 +86,7 @@ def _add_keys(
     return acc, new, total
 
 
-@triton.jit(do_not_specialize=["nodes", "tail", "window", "chunk", "even", "least", "longest"])
+@triton.jit(do_not_specialize=["table_stride", "nodes", "tail", "window", "chunk", "even", "least", "longest"])
 def _attend(
     q_ptr, k_ptr, v_ptr, table_ptr, rows_ptr, prefix_ptr, ancestors_ptr, sinks_ptr, k_scale_ptr, v_scale_ptr, out_ptr,
     part_ptr, lse_ptr, q_row_stride, q_head_stride, k_slot_stride, k_head_stride, v_slot_stride, v_head_stride,
@@ -257,7 +257,9 @@ def tree_attention(
     tile = tile_for(nodes * group, max(dim, dim_v), q.element_size(), hopper)
     programs = kv_heads * triton.cdiv(nodes * group, tile.rows)
     if splits is None:
-        splits = splits_for(b * programs, slot_table.shape[1], device.processors, tile, 4 * out.numel())
+        # No row sees more keys of a prefix than a window or a chunk.
+        limits = [slot_table.shape[1], *([window] if window >= 0 else []), *([chunk] if chunk > 0 else [])]
+        splits = splits_for(b * programs, min(limits), device.processors, tile, 4 * out.numel())
     part: Tensor | None = None
     lse: Tensor | None = None
     if splits.most > 1:

@@ -3,6 +3,9 @@ that anything that would wait for the device raises."""
 
 from __future__ import annotations
 
+import ast
+import inspect
+import re
 from typing import Any
 
 import pytest
@@ -87,6 +90,23 @@ def test_few_programs_of_a_full_batch_find_no_work(kernels: tuple[Launches, Laun
     assert (programs, requests) == (8, b)
     assert splits >= 2
     assert splits * programs * requests <= max(16 * 132, 2 * programs * requests)
+
+
+def test_a_layer_with_a_window_is_split_by_the_keys_that_a_row_sees(kernels: tuple[Launches, Launches]) -> None:
+    """Neither stretches without keys nor a merge, where a window or a chunk is shorter than a stretch."""
+    with FakeTensorMode():
+        for limit in (dict(window=127), dict(chunk=128), dict(window=1023), dict()):
+            attention.tree_attention(**arguments(4, 16, 131072) | limit)
+    splits = [grid[0] for grid in kernels[0].grids]
+    assert splits[:2] == [1, 1] and 1 < splits[2] < splits[3]
+    assert len(kernels[1].grids) == 2
+
+
+def test_the_width_of_a_table_needs_no_kernel_of_its_own() -> None:
+    """Slot tables of eager steps are as wide as the longest request of the step."""
+    source = inspect.getsource(triton_attention)
+    (call,) = re.findall(r"@triton\.jit\(do_not_specialize=(\[.*?\])\)\ndef _attend", source)
+    assert "table_stride" in ast.literal_eval(call)
 
 
 def test_the_torch_path_does_read_tensors(kernels: tuple[Launches, Launches], monkeypatch: pytest.MonkeyPatch) -> None:

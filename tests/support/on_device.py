@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import Any
 
@@ -73,10 +73,19 @@ def moves_tensors(function: Callable[..., Any], device: str) -> Callable[..., An
         for here, moved in pairs.values():
             if 0 not in here.stride():
                 here.copy_(moved)
-        back = {id(moved): here for here, moved in pairs.values()}
-        return tree_map(lambda x: back.get(id(x), x.cpu()) if isinstance(x, Tensor) else x, out)
+        return tree_map(lambda x: result_of(x, pairs.values()) if isinstance(x, Tensor) else x, out)
 
     return run
+
+
+def result_of(found: Tensor, pairs: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
+    """What a test gets for a result: of its own tensor where the result is a part of the copy, else a copy."""
+    for here, there in pairs:
+        if found is there:
+            return here
+        if found.numel() and found.untyped_storage().data_ptr() == there.untyped_storage().data_ptr():
+            return here.as_strided(found.shape, found.stride(), here.storage_offset() + found.storage_offset())
+    return found.cpu()
 
 
 def moves_caches(compact: Callable[..., None], device: str) -> Callable[..., None]:
