@@ -14,6 +14,7 @@ from eagle_plugin.heads.block_config import (
     options_of,
 )
 from eagle_plugin.heads.vllm_classes import SERVED
+from eagle_plugin.vllm.kv_connectors import connector_flag, planned_transfer
 
 
 def unserved_heads(vllm_config: Any) -> tuple[tuple[bool, str], ...]:
@@ -36,7 +37,10 @@ def unserved_heads(vllm_config: Any) -> tuple[tuple[bool, str], ...]:
             model.is_hybrid or model.use_mla or model.is_multimodal_model,
             f"target {name}: it is not served with block drafters yet",
         ),
-        (vllm_config.kv_transfer_config is not None, "--kv-transfer-config: it is not served with block drafters yet"),
+        (
+            planned_transfer(vllm_config) is not None,
+            f"{connector_flag(vllm_config)}: it is not served with block drafters yet",
+        ),
     )
 
 

@@ -28,13 +28,14 @@ CONTRACT: Contract = {
         "create_speculative_config": "self ...",
         "from_cli_args": "cls ...",
         "create_engine_config": "self usage_context headless",
-        **attributes("model speculative_config"),
+        **attributes("model speculative_config load_format"),
     },
     "vllm.entrypoints.cli.serve.ServeSubcommand": {"subparser_init": "self subparsers", "validate": "self args"},
     "vllm.config.SchedulerConfig": {
         "get_scheduler_cls": "self",
         **attributes(
-            "async_scheduling enable_chunked_prefill max_num_batched_tokens max_num_scheduled_tokens max_num_seqs"
+            "scheduler_cls async_scheduling enable_chunked_prefill max_num_batched_tokens max_num_scheduled_tokens"
+            " max_num_seqs"
         ),
     },
     _SCHEDULER: {
@@ -61,9 +62,10 @@ CONTRACT: Contract = {
     "vllm.config.VllmConfig": attributes(
         "model_config cache_config parallel_config scheduler_config device_config speculative_config compilation_config"
         " kv_transfer_config ec_transfer_config additional_config reasoning_config structured_outputs_config"
-        " use_v2_model_runner num_lookahead_tokens attention_config lora_config kernel_config"
+        " use_v2_model_runner num_lookahead_tokens attention_config lora_config kernel_config load_config"
+        " profiler_config offload_config"
     )
-    | {"_get_v1_model_runner_unsupported_features": "self"},
+    | {"_get_v1_model_runner_unsupported_features": "self", "_post_init_kv_transfer_config": "self"},
     "vllm.config.StructuredOutputsConfig": attributes("reasoning_parser"),
     "vllm.forward_context": {"set_forward_context": "attn_metadata vllm_config num_tokens num_tokens_across_dp ..."},
     "vllm.config.KernelConfig": attributes("moe_backend"),
@@ -72,7 +74,7 @@ CONTRACT: Contract = {
         "method model num_speculative_tokens draft_model_config parallel_drafting disable_padded_drafter_batch"
         " num_speculative_tokens_per_batch_size rejection_sample_method use_heterogeneous_vocab"
         " synthetic_acceptance_rates use_local_argmax_reduction disable_eagle_block_drop max_num_new_slots_for_drafting"
-        " kv_cache_dtype dspark_draft_topk"
+        " kv_cache_dtype dspark_draft_topk draft_load_config"
     ),
     "vllm.config.ParallelConfig": attributes(
         "worker_cls distributed_executor_backend rank world_size tensor_parallel_size pipeline_parallel_size"
@@ -82,7 +84,13 @@ CONTRACT: Contract = {
     ),
     "vllm.config.CacheConfig": attributes(
         "cache_dtype enable_prefix_caching mamba_cache_mode mamba_block_size kv_cache_dtype_skip_layers"
+        " kv_offloading_size"
     ),
+    "vllm.config.LoadConfig": attributes("load_format"),
+    "vllm.config.OffloadConfig": attributes("offload_backend prefetch"),
+    "vllm.config.PrefetchOffloadConfig": attributes("offload_group_size"),
+    "vllm.config.ProfilerConfig": attributes("profiler proton_graph_attribution"),
+    "vllm.config.ECTransferConfig": {"get_from_extra_config": "self key default", **attributes("ec_connector")},
     "vllm.config.ModelConfig": attributes(
         "model logprobs_mode architectures use_mla is_hybrid is_attention_free uses_mrope is_multimodal_model"
         " is_mm_prefix_lm is_encoder_decoder is_moe max_model_len enforce_eager dtype head_dtype"

@@ -16,6 +16,7 @@ def unsupported_on_gpu(vllm_config: Any) -> list[str]:
     from vllm.config import CUDAGraphMode
 
     model, draft = vllm_config.model_config, vllm_config.speculative_config.draft_model_config
+    offload = vllm_config.offload_config
     mode = vllm_config.compilation_config.cudagraph_mode
     odd = [size for size in (model.get_head_size(), draft.get_head_size()) if size % 16]
     checks: tuple[tuple[bool, str], ...] = (
@@ -31,6 +32,10 @@ def unsupported_on_gpu(vllm_config: Any) -> list[str]:
         (
             vllm_config.observability_config.jit_monitor_mode == "error",
             "--jit-monitor-mode error: kernels for trees are compiled when they are first used",
+        ),
+        (
+            offload.offload_backend != "uva" and offload.prefetch.offload_group_size > 0,
+            "--offload-group-size: weights that are fetched layer by layer are not served in the plugin's graphs yet",
         ),
         (model.enable_sleep_mode, "--enable-sleep-mode: it is served on CPUs only"),
         (

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 # They copy blocks whose tokens are accepted, after a step or before the next: the accepted rows of a tree are moved by
@@ -27,15 +29,32 @@ def connectors_of(kv_transfer_config: Any) -> Iterator[str]:
         yield str(child.get("kv_connector"))
 
 
-def unserved_connectors(kv_transfer_config: Any) -> list[str]:
-    """Why our worker does not serve with this ``KVTransferConfig``, None without one; empty where it does."""
-    if kv_transfer_config is None or kv_transfer_config.kv_connector is None:
+def connector_flag(vllm_config: Any) -> str:
+    """The flag by which a server with this ``VllmConfig`` gets a connector: of both, vLLM takes that of offloading."""
+    return "--kv-transfer-config" if vllm_config.cache_config.kv_offloading_size is None else "--kv-offloading-size"
+
+
+def planned_transfer(vllm_config: Any) -> Any:
+    """The ``KVTransferConfig`` that a server will have, None without one: vLLM makes it of --kv-offloading-size after
+    it has asked who serves."""
+    transfer = copy.deepcopy(vllm_config.kv_transfer_config)
+    planned = SimpleNamespace(cache_config=vllm_config.cache_config, kv_transfer_config=transfer)
+    type(vllm_config)._post_init_kv_transfer_config(planned)
+    return planned.kv_transfer_config
+
+
+def unserved_connectors(transfer: Any, flag: str = "--kv-transfer-config") -> list[str]:
+    """Why our worker does not serve with this ``KVTransferConfig``, None without one; empty where it does.
+
+    flag: `connector_flag`.
+    """
+    if transfer is None or transfer.kv_connector is None:
         return []
     reasons = [
-        f"--kv-transfer-config: {name} has not been tried with draft trees, only {', '.join(SERVED)} are served"
-        for name in connectors_of(kv_transfer_config)
-        if name not in SERVED or kv_transfer_config.kv_connector_module_path
+        f"{flag}: {name} has not been tried with draft trees, only {', '.join(SERVED)} are served"
+        for name in connectors_of(transfer)
+        if name not in SERVED or transfer.kv_connector_module_path
     ]
-    if kv_transfer_config.enable_permute_local_kv:
+    if transfer.enable_permute_local_kv:
         reasons.append("--kv-transfer-config: enable_permute_local_kv has not been tried with draft trees")
     return reasons

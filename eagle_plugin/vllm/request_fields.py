@@ -73,6 +73,7 @@ class AskedSources:
         """Note vLLM's ``NewRequestData``; is_looked_up: whether there is a text to look branches up in, by request."""
         for new in requests:
             asked = sources_of(new.sampling_params)
+            self._asked.pop(new.req_id, None)  # of the turn before, where a request goes on with more input
             if asked.head:
                 continue
             is_chain = self._chains and new.sampling_params.structured_outputs is not None

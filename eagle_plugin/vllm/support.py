@@ -6,6 +6,7 @@ With a flag that ours does not support vLLM's own worker serves: the user loses 
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from eagle_plugin.common.errors import UserError
@@ -43,6 +44,10 @@ from eagle_plugin.vllm.unsupported import WORKERS, unsupported_reasons
 logger = logging.getLogger("vllm.eagle_plugin")
 
 LINEAR_OPERATOR = "eagle_plugin::gated_delta_trees"  # of `linear_attention.py`
+# Of --load-format: what reads the safetensors of a model's folder. "dummy" and others need none there.
+READ_FOLDERS = (
+    "auto", "hf", "safetensors", "fastsafetensors", "instanttensor", "runai_streamer", "mistral", "npcache",
+)  # fmt: skip
 _logged: set[str] = set()
 
 
@@ -116,8 +121,9 @@ def _read_head(vllm_config: Any, options: Options) -> Drafting:
     trained = levels_of_drafter(speculative) if is_block else trained_depths(head) if levels.depth_is_free else None
     on_gpu = vllm_config.device_config.device_type != "cpu"
     shape = options.shape(nodes, trained or PARALLEL_LEVELS if levels.depth_is_free else None, on_gpu)
-    warnings = _check_head(target, head, speculative.method, shape.steps)
-    if can_check(target, head):
+    warnings: list[str] = []
+    if _can_read(target, head, (speculative.draft_load_config or vllm_config.load_config).load_format):
+        warnings = _check_head(target, head, speculative.method, shape.steps)
         if is_block:
             warnings += block_warnings(head, nodes)
         elif count := count_aux(target, head):
@@ -185,13 +191,18 @@ def _split_at_our_operator(compilation: Any) -> None:
         compilation.splitting_ops = [*compilation.splitting_ops, LINEAR_OPERATOR]
 
 
+def _can_read(target: str, head: str, load_format: Any) -> bool:
+    """Whether a head's files can be checked: not where it is not in a folder, or its folder has no weights and needs
+    none by the format that it is loaded by."""
+    has_weights = load_format in READ_FOLDERS or any(Path(head).glob("*.safetensors"))
+    return has_weights and can_check(target, head)
+
+
 def _check_head(target: str, head: str, method: str, steps: int | None = None) -> list[str]:
-    """Warnings about a head that our worker will serve; empty where it is not in a folder.
+    """Warnings about a head in a folder that our worker will serve.
 
     steps: the levels of its trees. Raises HeadError, and `LeftToEngine` where vLLM's own worker may serve it.
     """
-    if not can_check(target, head):
-        return []
     if method in block_config.METHODS:
         describe_block(target, head, asked=method)
         return []
@@ -205,7 +216,11 @@ def explain_refusal(arguments: Any) -> UserError | None:
     """
     given = arguments.speculative_config or {}
     target, head, method = arguments.model, given.get("model"), given.get("method")
-    if method not in METHODS or not isinstance(head, str) or not can_check(target, head):
+    if method not in METHODS or not isinstance(head, str):
+        return None
+    own = given.get("draft_load_config") or {"load_format": arguments.load_format}
+    load_format = own.get("load_format", "auto") if isinstance(own, dict) else own.load_format
+    if not _can_read(target, head, load_format):
         return None
     try:
         refuse_targets_config(target, head)

@@ -126,6 +126,14 @@ def test_which_requests_have_limits() -> None:
     assert asked.limits(names) is None and not asked._asked
 
 
+def test_a_request_that_goes_on_with_more_input_asks_anew() -> None:
+    """vLLM's resumable requests: each turn has its own parameters."""
+    asked = AskedSources(torch.device("cpu"), chains=True)
+    for field, is_limited in ((OFF, True), ({}, False), (LOOKUP, True), (HEAD, False)):
+        asked.begin([asked_by("a", field)], lambda name: True)
+        assert (asked.limits(["a"]) is not None) is is_limited
+
+
 def test_the_middleware_is_added_to_servers_once() -> None:
     server, other = SimpleNamespace(middleware=["users.own"]), SimpleNamespace(model="m")
     for _ in range(2):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from vllm.config import ECTransferConfig, VllmConfig
 from vllm.config import vllm as vllm_config_module
 from vllm.engine.arg_utils import EngineArgs
 from vllm_configs import DEFAULTS, configure, needs
@@ -16,6 +18,21 @@ from eagle_plugin.runtime.startup import StartRefused
 from eagle_plugin.vllm import runner_choice, unsupported
 
 pytestmark = pytest.mark.usefixtures("lines")
+
+
+def encoder_cache(connector: str, **extra: Any) -> Any:
+    given = ECTransferConfig(ec_connector=connector, ec_role="ec_producer", ec_connector_extra_config=extra)
+    return lambda config: object.__setattr__(config, "ec_transfer_config", given)
+
+
+def profiled_by_proton(config: VllmConfig) -> None:
+    needs("profiler_config", "profiler", "proton")(config)
+    needs("profiler_config", "proton_graph_attribution", True)(config)
+
+
+def reads_n_grams(config: VllmConfig) -> None:
+    arch = replace(config.model_config.model_arch_config, architectures=["LongcatFlashNgramForCausalLM"])
+    needs("model_config", "model_arch_config", arch)(config)
 
 
 def test_a_v1_runner_serves_where_vllm_would_take_v2(
@@ -43,6 +60,10 @@ def test_a_v1_runner_serves_where_vllm_would_take_v2(
         (needs("model_config", "return_sampling_mask", True), "--return-sampling-mask"),
         (needs("model_config", "enable_trace_replay", True), "--enable-trace-replay"),
         (needs("parallel_config", "enable_batch_sharded_sampling", True), "batch-sharded sampling"),
+        (profiled_by_proton, "proton_graph_attribution of --profiler-config"),
+        (encoder_cache("ECCPUConnector"), "--ec-transfer-config ECCPUConnector"),
+        (encoder_cache("ECMooncakeConnector", cross_encoder_cache=True), "cross_encoder_cache of --ec-transfer-config"),
+        (reads_n_grams, "target LongcatFlashNgramForCausalLM"),
     ],
 )
 def test_what_only_the_v2_runner_has(

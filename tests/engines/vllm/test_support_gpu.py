@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from vllm.config import CompilationMode, CUDAGraphMode, VllmConfig
+from vllm.config import CompilationMode, CUDAGraphMode, PrefetchOffloadConfig, VllmConfig
 from vllm.config import vllm as vllm_config_module
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 from vllm_configs import configure, needs
@@ -97,6 +97,7 @@ def test_a_gpu_that_fails_is_left_to_vllm(gpu_config: Any, lines: list[str], mon
     [
         (needs("compilation_config", "cudagraph_mode", CUDAGraphMode.FULL), "cudagraph_mode FULL: "),
         (needs("parallel_config", "enable_dbo", True), "--enable-dbo: "),
+        (needs("offload_config", "prefetch", PrefetchOffloadConfig(offload_group_size=8)), "--offload-group-size: "),
         (needs("model_config", "enable_sleep_mode", True), "--enable-sleep-mode: "),
         (needs("observability_config", "jit_monitor_mode", "error"), "--jit-monitor-mode error: "),
         (needs("parallel_config", "worker_cls", "some.other.Worker"), "--worker-cls some.other.Worker: "),
@@ -192,6 +193,14 @@ def test_a_record_belongs_to_the_variables_and_libraries_that_were_tested(
             found.add(record_of(config))
     monkeypatch.setattr(record, "kernel_libraries", lambda: "flashinfer-python 9.9")
     assert len({*found, record_of(config)}) == 4
+
+
+def test_weights_that_the_gpu_reads_from_the_host_are_served(gpu_config: Any) -> None:
+    """vLLM ignores the groups where the backend is the other one."""
+    config = gpu_config()
+    needs("offload_config", "prefetch", PrefetchOffloadConfig(offload_group_size=8))(config)
+    needs("offload_config", "offload_backend", "uva")(config)
+    assert unsupported.unsupported_reasons(config) == []
 
 
 @pytest.mark.parametrize("name", ["VLLM_BATCH_INVARIANT", "VLLM_USE_BREAKABLE_CUDAGRAPH"])
