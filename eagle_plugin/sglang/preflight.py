@@ -25,7 +25,8 @@ from eagle_plugin.runtime.startup import LEFT
 from eagle_plugin.sglang.block_flags import resolve_on_cpu
 from eagle_plugin.sglang.block_support import GPUS_ONLY, unsupported_block_flags
 from eagle_plugin.sglang.draft_classes import has_own_draft_class
-from eagle_plugin.sglang.support import unsupported_config, unsupported_flags
+from eagle_plugin.sglang.flag_support import unsupported_flags
+from eagle_plugin.sglang.support import unsupported_config
 from eagle_plugin.sglang.synthetic import synthetic_rates
 
 logger = logging.getLogger("eagle_plugin")
