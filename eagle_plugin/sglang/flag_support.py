@@ -29,7 +29,11 @@ FLAGS: tuple[tuple[str, tuple[Any, ...], str], ...] = (
     ("enable_hierarchical_cache", (False, None), "the hierarchical cache is not served yet"),
     ("enable_lmcache", (False, None), "KV caches outside of the server's own pools are not served yet"),
     ("enable_flexkv", (False, None), "KV caches outside of the server's own pools are not served yet"),
-    ("enable_unified_cache_external_linker", (False, None), "KV caches outside of the server's own pools are not served yet"),
+    (
+        "enable_unified_cache_external_linker",
+        (False, None),
+        "KV caches outside of the server's own pools are not served yet",
+    ),
     ("radix_cache_backend", (None,), "only SGLang's own prefix cache is served"),
     ("enable_mixed_chunk", (False, None), "mixed chunked prefill is not served yet"),
     ("enable_two_batch_overlap", (False, None), "two-batch overlap is not served yet"),

@@ -31,13 +31,17 @@ from eagle_plugin.sglang.synthetic import synthetic_rates
 
 logger = logging.getLogger("eagle_plugin")
 
+# Load formats with which SGLang reads no weights in the files of a head's folder that the check reads.
+_OTHER_WEIGHTS = ("dummy", "remote", "remote_instance", "sharded_state", "presharded", "private")
+
 
 def check_launch(server_args: Any) -> None:
     """Refuse a draft head that no worker can serve, and settings of the policy that do not exist; note why a head is
     left to SGLang's own worker.
 
-    Only folders on this disk are checked, and not those that SGLang loads with another class for draft heads. A folder
-    whose config.json names a plain model, such as the target's, is checked, and refused.
+    Only folders on this disk are checked, and not those that SGLang loads with another class for draft heads, or whose
+    weights it takes from elsewhere. A folder whose config.json names a plain model, such as the target's, is checked,
+    and refused.
 
     Raises:
         SystemExit: with one sentence that names what was found, what was wanted and the fix.
@@ -66,7 +70,8 @@ def check_launch(server_args: Any) -> None:
             f"eagle-plugin: --speculative-draft-model-path {head} is not a folder; "
             "give the folder that holds the head's config.json and model.safetensors"
         )
-    if not can_check(target, head):
+    load_format = arguments.speculative_draft_load_format or arguments.load_format
+    if load_format in _OTHER_WEIGHTS or not can_check(target, head):
         return
     try:
         if algorithm == ALGORITHM:

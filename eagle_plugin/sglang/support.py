@@ -143,7 +143,7 @@ def worker_factory(algorithm: str, engine_worker: type) -> Callable[..., Any]:
             log.warning(engine_serves(algorithm, "SGLang", reasons))
             return engine_worker(**arguments)
         check_collecting(["it has a block drafter"] if algorithm == "DFLASH" else [])
-        from eagle_plugin.sglang import eagle3_model, finish, metrics
+        from eagle_plugin.sglang import eagle3_model, finish, metrics, refused_requests
 
         eagle3_model.register()
         try:
@@ -161,6 +161,7 @@ def worker_factory(algorithm: str, engine_worker: type) -> Callable[..., Any]:
             # By name: the worker gets its policy later.
             metrics.count_rounds(worker.shape, watch, lambda: worker.shapes, log)
             finish.finish_in_order()
+            refused_requests.refuse_requests()
             asked = asked_algorithm(server_args, algorithm)
             log.info(plugin_serves(asked, worker.shape, loader.backend(worker.device)))
             if worker.synthetic is not None:

@@ -14,4 +14,6 @@ SERVED = {
     "enable_lora": False,
     "lora_paths": None,
     "forward_hooks": None,
+    "load_format": "auto",
+    "speculative_draft_load_format": None,
 }

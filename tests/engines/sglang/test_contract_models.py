@@ -132,6 +132,7 @@ def test_every_flag_that_support_reads_is_a_server_argument():
     names = set(ServerArgs.__struct_fields__)
     assert {name for name, _, _ in flag_support.FLAGS} - {*flag_support.NEWER} <= names
     assert {*kernel_settings.FLAGS, "enable_lora", "forward_hooks"} <= names
+    assert {"load_format", "speculative_draft_load_format"} <= names
     assert {"lora_paths", "model_path", "speculative_draft_model_path", "speculative_algorithm"} <= names
 
 

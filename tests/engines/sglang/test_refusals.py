@@ -80,9 +80,9 @@ def check_launch(monkeypatch):
 
     monkeypatch.setattr(model_override_base, "resolved_view", lambda arguments: arguments)
 
-    def check(target: Path, head: Path, algorithm: str = "EAGLE3") -> None:
+    def check(target: Path, head: Path, algorithm: str = "EAGLE3", **flags: str) -> None:
         folders = {"model_path": str(target), "speculative_draft_model_path": str(head)}
-        preflight.check_launch(SimpleNamespace(**SERVED | folders | {"speculative_algorithm": algorithm}))
+        preflight.check_launch(SimpleNamespace(**SERVED | folders | {"speculative_algorithm": algorithm} | flags))
 
     return check
 
@@ -137,6 +137,20 @@ def test_a_head_with_nan_is_refused(check_launch, tiny_target, tiny_eagle3, tmp_
     tensors(lambda t: t["norm.weight"].fill_(float("nan")))(head)
     with pytest.raises(SystemExit, match=r"eagle-plugin: .* norm\.weight with 64 values that are not finite"):
         check_launch(tiny_target, head)
+
+
+@pytest.mark.parametrize("algorithm", ["EAGLE3", "DFLASH"])
+def test_a_head_whose_weights_are_not_in_its_folder(algorithm, check_launch, tiny_target, tiny_eagle3, tmp_path):
+    """`--load-format dummy` is for a profile without weights: config.json is enough for SGLang."""
+    head = tmp_path / "head"
+    head.mkdir()
+    shutil.copy(tiny_eagle3 / "config.json", head)
+    with pytest.raises(SystemExit, match=r"^eagle-plugin: .*/head has no weights|is no block drafter"):
+        check_launch(tiny_target, head, algorithm)
+    check_launch(tiny_target, head, algorithm, load_format="dummy")
+    check_launch(tiny_target, head, algorithm, speculative_draft_load_format="dummy")
+    with pytest.raises(SystemExit):
+        check_launch(tiny_target, head, algorithm, load_format="dummy", speculative_draft_load_format="auto")
 
 
 def test_what_sglang_serves_never_ends_the_start(check_launch, tiny_target, tiny_eagle3, tmp_path, caplog, monkeypatch):
