@@ -33,6 +33,10 @@ logger = logging.getLogger("eagle_plugin")
 
 # Load formats with which SGLang reads no weights in the files of a head's folder that the check reads.
 _OTHER_WEIGHTS = ("dummy", "remote", "remote_instance", "sharded_state", "presharded", "private")
+_LOST_HEAD = (
+    "--enable-memory-saver: /release_memory_occupation drops the head's weights, and new weights of the target do not "
+    "bring them back, so that every draft is rejected; add --enable-draft-weights-cpu-backup"
+)
 
 
 def check_launch(server_args: Any) -> None:
@@ -63,6 +67,8 @@ def check_launch(server_args: Any) -> None:
         synthetic_rates(arguments.speculative_num_steps or 1)
     except UserError as error:
         raise SystemExit(f"eagle-plugin: {error}") from error
+    if head is not None and arguments.enable_memory_saver and not _is_kept(arguments):
+        logger.warning("eagle-plugin: %s", _LOST_HEAD)
     if head is None or not Path(target).is_dir():
         return
     if not Path(head).is_dir() and (Path(head).is_absolute() or head.startswith(".")):
@@ -97,6 +103,11 @@ def check_launch(server_args: Any) -> None:
         os.environ[LEFT] = str(reason)
     except HeadError as error:
         raise SystemExit(f"eagle-plugin: {error}") from error
+
+
+def _is_kept(arguments: Any) -> bool:
+    """Whether a release of the weights leaves a copy of the head's in the memory of the host."""
+    return bool(arguments.enable_weights_cpu_backup or arguments.enable_draft_weights_cpu_backup)
 
 
 def resolve_block_flags(original: Callable[[Any], None], server_args: Any) -> None:

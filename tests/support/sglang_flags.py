@@ -14,6 +14,9 @@ SERVED = {
     "enable_lora": False,
     "lora_paths": None,
     "forward_hooks": None,
+    "enable_memory_saver": False,
+    "enable_weights_cpu_backup": False,
+    "enable_draft_weights_cpu_backup": False,
     "load_format": "auto",
     "speculative_draft_load_format": None,
 }

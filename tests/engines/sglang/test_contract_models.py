@@ -133,6 +133,7 @@ def test_every_flag_that_support_reads_is_a_server_argument():
     assert {name for name, _, _ in flag_support.FLAGS} - {*flag_support.NEWER} <= names
     assert {*kernel_settings.FLAGS, "enable_lora", "forward_hooks"} <= names
     assert {"load_format", "speculative_draft_load_format"} <= names
+    assert {"enable_memory_saver", "enable_weights_cpu_backup", "enable_draft_weights_cpu_backup"} <= names
     assert {"lora_paths", "model_path", "speculative_draft_model_path", "speculative_algorithm"} <= names
 
 
