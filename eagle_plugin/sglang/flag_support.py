@@ -39,7 +39,11 @@ FLAGS: tuple[tuple[str, tuple[Any, ...], str], ...] = (
     ("enable_two_batch_overlap", (False, None), "two-batch overlap is not served yet"),
     ("enable_pdmux", (False, None), "PD multiplexing is not served yet"),
     ("enable_lora_overlap_loading", (False, None), "LoRA adapters that are loaded beside rounds are not served yet"),
-    ("kv_cache_dtype", ("auto", None, *NAMES), f"only the model's own dtype and {', '.join(NAMES)} are served"),
+    (
+        "kv_cache_dtype",
+        ("auto", None, "bf16", "bfloat16", *NAMES),
+        f"only the model's own dtype and {', '.join(NAMES)} are served",
+    ),
     (
         "speculative_draft_kv_cache_dtype",
         ("auto", None, *NAMES),
