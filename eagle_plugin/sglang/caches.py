@@ -13,7 +13,7 @@ NAMES = {"fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}
 def unsupported_cache(runner: Any) -> list[str]:
     """Why our worker does not read the KV cache that this loaded SGLang ``ModelRunner`` will make; empty when it does.
 
-    Asked before the cache is made. The flags about the cache are in `support.unsupported_flags`.
+    Asked before the cache is made. The flags about the cache are in `flag_support.unsupported_flags`.
     """
     from sglang.srt.environ import envs
 

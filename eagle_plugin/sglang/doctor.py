@@ -158,14 +158,22 @@ def _decide(verdict: Verdict, server_args: Any, arguments: Any, args: list[str])
     verdict.serves = "plugin"
     asked = asked_algorithm(server_args, algorithm)
     verdict.sentence = plugin_serves(asked, caps, loader.backend(runner.device))
-    verdict.open = ["the layers of the target are looked at when they are loaded"]
-    if arguments.quantization or runner.model_config.quantization:
-        verdict.open.append("a quantised checkpoint may ask for another dtype of the KV cache")
+    verdict.open = open_points(arguments, runner)
+    verdict.memory = costs_of(_launch(arguments, runner, caps))
+
+
+def open_points(arguments: Any, runner: PlannedRunner) -> list[str]:
+    """What the start of a server with these resolved arguments will show, and may leave it to the engine for."""
     from eagle_plugin.sglang.selftest import is_wanted
 
+    points = ["the layers of the target are looked at when they are loaded"]
+    if arguments.quantization or runner.model_config.quantization:
+        points.append("a quantised checkpoint may ask for another dtype of the KV cache")
+    if runner.lora_manager is not None and runner.device != "cpu":
+        points.append("whether an adapter changes experts is known when it is loaded; those are served on CPUs only")
     if is_wanted(runner.device):
-        verdict.open.append("the self-test at the start: kernels, and a round of the real models")
-    verdict.memory = costs_of(_launch(arguments, runner, caps))
+        points.append("the self-test at the start: kernels, and a round of the real models")
+    return points
 
 
 def _launch(arguments: Any, runner: PlannedRunner, caps: Shape | None) -> Launch:

@@ -144,6 +144,11 @@ CONTRACT: Contract = {
             " multimodal_inputs input_embeds origin_input_ids tokenizer eos_token_ids"
         ),
     },
+    # What is refused where our rounds serve.
+    "sglang.srt.speculative.spec_sampling_mask": {"validate_spec_sampling_mask_request": "req spec_algorithm"},
+    "sglang.srt.managers.scheduler_components.internal_state.SchedulerInternalStateController": {
+        "_validate_accept_threshold": "self key value",
+    },
     "sglang.srt.managers.tokenizer_manager.TokenizerManager": {
         "_calculate_spec_decoding_metrics": "self meta_info recv_obj i",
         **attributes("init_running_status server_status"),

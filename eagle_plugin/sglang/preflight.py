@@ -25,18 +25,27 @@ from eagle_plugin.runtime.startup import LEFT
 from eagle_plugin.sglang.block_flags import resolve_on_cpu
 from eagle_plugin.sglang.block_support import GPUS_ONLY, unsupported_block_flags
 from eagle_plugin.sglang.draft_classes import HEAD_ARCHITECTURES, has_own_draft_class
-from eagle_plugin.sglang.support import unsupported_config, unsupported_flags
+from eagle_plugin.sglang.flag_support import unsupported_flags
+from eagle_plugin.sglang.support import unsupported_config
 from eagle_plugin.sglang.synthetic import synthetic_rates
 
 logger = logging.getLogger("eagle_plugin")
+
+# Load formats with which SGLang reads no weights in the files of a head's folder that the check reads.
+_OTHER_WEIGHTS = ("dummy", "remote", "remote_instance", "sharded_state", "presharded", "private")
+_LOST_HEAD = (
+    "--enable-memory-saver: /release_memory_occupation drops the head's weights, and new weights of the target do not "
+    "bring them back, so that every draft is rejected; add --enable-draft-weights-cpu-backup"
+)
 
 
 def check_launch(server_args: Any) -> None:
     """Refuse a draft head that no worker can serve, and settings of the policy that do not exist; note why a head is
     left to SGLang's own worker.
 
-    Only folders on this disk are checked, and not those that SGLang loads with another class for draft heads. A folder
-    whose config.json names a plain model, such as the target's, is checked, and refused.
+    Only folders on this disk are checked, and not those that SGLang loads with another class for draft heads, or whose
+    weights it takes from elsewhere. A folder whose config.json names a plain model, such as the target's, is checked,
+    and refused.
 
     Raises:
         SystemExit: with one sentence that names what was found, what was wanted and the fix.
@@ -58,6 +67,8 @@ def check_launch(server_args: Any) -> None:
         synthetic_rates(arguments.speculative_num_steps or 1)
     except UserError as error:
         raise SystemExit(f"eagle-plugin: {error}") from error
+    if head is not None and arguments.enable_memory_saver and not _is_kept(arguments):
+        logger.warning("eagle-plugin: %s", _LOST_HEAD)
     if head is None or not Path(target).is_dir():
         return
     if not Path(head).is_dir() and (Path(head).is_absolute() or head.startswith(".")):
@@ -65,7 +76,8 @@ def check_launch(server_args: Any) -> None:
             f"eagle-plugin: --speculative-draft-model-path {head} is not a folder; "
             "give the folder that holds the head's config.json and model.safetensors"
         )
-    if not can_check(target, head):
+    load_format = arguments.speculative_draft_load_format or arguments.load_format
+    if load_format in _OTHER_WEIGHTS or not can_check(target, head):
         return
     try:
         if algorithm == ALGORITHM:
@@ -91,6 +103,11 @@ def check_launch(server_args: Any) -> None:
         os.environ[LEFT] = str(reason)
     except HeadError as error:
         raise SystemExit(f"eagle-plugin: {error}") from error
+
+
+def _is_kept(arguments: Any) -> bool:
+    """Whether a release of the weights leaves a copy of the head's in the memory of the host."""
+    return bool(arguments.enable_weights_cpu_backup or arguments.enable_draft_weights_cpu_backup)
 
 
 def resolve_block_flags(original: Callable[[Any], None], server_args: Any) -> None:

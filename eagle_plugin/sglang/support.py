@@ -10,7 +10,6 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from eagle_plugin.core.shape import MAX_WIDTH
 from eagle_plugin.heads.block_config import ARCHITECTURES
 from eagle_plugin.heads.files import HeadError
 from eagle_plugin.kernels import loader
@@ -22,9 +21,10 @@ from eagle_plugin.runtime.synthetic import WARNING, source_of
 from eagle_plugin.sglang.adapters import unsupported_adapters
 from eagle_plugin.sglang.block_flags import asked_algorithm
 from eagle_plugin.sglang.block_support import refuse_on_a_cpu, unsupported_block_drafters, worker_class
-from eagle_plugin.sglang.caches import NAMES, cache_dtypes, unsupported_cache
+from eagle_plugin.sglang.caches import cache_dtypes, unsupported_cache
 from eagle_plugin.sglang.draft_classes import HEAD_ARCHITECTURES
-from eagle_plugin.sglang.parallel_support import unsupported_flags_beside, unsupported_models_beside
+from eagle_plugin.sglang.flag_support import unsupported_flags
+from eagle_plugin.sglang.parallel_support import unsupported_models_beside
 from eagle_plugin.sglang.ranks import rank_logger
 from eagle_plugin.sglang.synthetic import SETTING
 
@@ -32,93 +32,6 @@ logger = logging.getLogger("eagle_plugin")
 
 # Targets with linear layers that our worker computes.
 GATED_DELTA_NETS = ("Qwen3NextForCausalLM", "Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration")
-# Flags: the values that we serve, and why the engine's own worker serves another one.
-_FLAGS: tuple[tuple[str, tuple[Any, ...], str], ...] = (
-    ("device", ("cpu", "cuda"), "only CPUs and NVIDIA GPUs are served"),
-    ("tp_size", tuple(range(1, 9)), "at most 8 ranks are served"),
-    ("nnodes", (1,), "ranks on several machines are not served yet"),
-    ("pp_size", (1,), "pipeline parallelism is not served yet"),
-    ("attn_dp_size", (None, *range(1, 9)), "at most 8 ranks are served"),
-    ("attn_cp_size", (1, None), "context parallelism is not served yet"),
-    ("dcp_size", (1, None), "context parallelism is not served yet"),
-    ("moe_a2a_backend", ("none", None), "experts that get their tokens from other ranks are not served yet"),
-    ("moe_dense_tp_size", (None,), "it gives the ranks different rows of a batch"),
-    ("enable_attn_tp_input_scattered", (False, None), "it gives the ranks different rows of a batch"),
-    ("enable_layernorm_sp", (False, None), "it gives the ranks different rows of a batch"),
-    (
-        "disaggregation_mode",
-        ("null", None),
-        "prefill/decode disaggregation is not served yet: none of its transfers runs on a CPU to show that it is right",
-    ),
-    ("enable_hierarchical_cache", (False, None), "the hierarchical cache is not served yet"),
-    ("enable_mixed_chunk", (False, None), "mixed chunked prefill is not served yet"),
-    ("enable_two_batch_overlap", (False, None), "two-batch overlap is not served yet"),
-    ("enable_pdmux", (False, None), "PD multiplexing is not served yet"),
-    ("enable_lora_overlap_loading", (False, None), "LoRA adapters that are loaded beside rounds are not served yet"),
-    (
-        "kv_cache_dtype",
-        ("auto", None, "bf16", "bfloat16", *NAMES),
-        f"only the model's own dtype and {', '.join(NAMES)} are served",
-    ),
-    (
-        "speculative_draft_kv_cache_dtype",
-        ("auto", None, *NAMES),
-        f"only the model's own dtype and {', '.join(NAMES)} are served",
-    ),
-    ("enable_page_major_kv_layout", (False, None), "only KV caches with one buffer per layer are served"),
-    ("enable_unified_memory", (False, None), "only KV caches with one buffer per layer are served"),
-    ("enable_kv_cache_sharding", (False, None), "only KV caches with one buffer per layer are served"),
-    ("enable_hisparse", (False, None), "sparse attention is not served"),
-    ("speculative_adaptive", (False, None), "the engine's adaptive steps have their own worker state"),
-    ("speculative_use_rejection_sampling", (False, None), "it belongs to the engine's chain worker"),
-    ("speculative_accept_threshold_single", (1.0, None), "it changes the output's distribution"),
-    ("speculative_accept_threshold_acc", (1.0, None), "it changes the output's distribution"),
-    ("speculative_token_map", (None,), "EAGLE-2 token maps are not served yet"),
-    ("enable_return_routed_experts", (False, None), "it is part of the engine's own forward"),
-    ("enable_return_indexer_topk", (False, None), "it is part of the engine's own forward"),
-    ("enable_eplb", (False, None), "it is part of the engine's own forward"),
-    ("expert_distribution_recorder_mode", (None,), "it is part of the engine's own forward"),
-    ("enable_forward_pass_metrics", (False, None), "they are taken in the engine's own forward of a decode round"),
-    ("enable_symm_mem", (False, None), "the graphs of the plugin's rounds are not in the memory that it registers"),
-    ("kv_canary", ("none", None), "it is part of the engine's own forward"),
-    ("startup_weight_load_mode", ("serial", None), "the weights have to be there when graphs are captured and tested"),
-    ("dwdp_size", (1, None), "distributed weights are not served yet"),
-    ("enable_watermark", (False, None), "watermarking is not served yet"),
-    ("enable_deterministic_inference", (False, None), "batch-invariant attention is not served yet"),
-)
-
-
-def unsupported_flags(arguments: Any) -> list[str]:
-    """Why our worker does not support these resolved server arguments; empty when it does."""
-    reasons = []
-    drafts = arguments.speculative_draft_kv_cache_dtype
-    if arguments.device == "cpu" and drafts in NAMES:
-        reasons.append(
-            f"--speculative-draft-kv-cache-dtype {drafts} with --device cpu: only the model's own dtype is served there"
-        )
-    if arguments.speculative_draft_window_size is not None and arguments.speculative_algorithm == "EAGLE":
-        reasons.append(
-            f"--speculative-draft-window-size {arguments.speculative_draft_window_size}: it is served with EAGLE-3 and "
-            "P-EAGLE heads"
-        )
-    for name, served, why in _FLAGS:
-        value = getattr(arguments, name)
-        if value not in served:
-            reasons.append(f"--{name.replace('_', '-')} {value}: {why}")
-    reasons += unsupported_flags_beside(arguments)
-    steps, topk = arguments.speculative_num_steps, arguments.speculative_eagle_topk
-    width = arguments.speculative_num_draft_tokens
-    if None not in (steps, topk, width):
-        if width > MAX_WIDTH:
-            reasons.append(f"--speculative-num-draft-tokens {width}: at most {MAX_WIDTH} nodes are served")
-        if (steps - 1) * topk > MAX_WIDTH:
-            reasons.append(
-                f"--speculative-num-steps {steps} with --speculative-eagle-topk {topk}: "
-                f"(steps - 1) * topk may be at most {MAX_WIDTH}"
-            )
-        if steps < 1 or width < 2:
-            reasons.append(f"--speculative-num-steps {steps}, --speculative-num-draft-tokens {width}: nothing to draft")
-    return reasons
 
 
 def unsupported_models(target_runner: Any, draft_architecture: str) -> list[str]:
@@ -230,7 +143,7 @@ def worker_factory(algorithm: str, engine_worker: type) -> Callable[..., Any]:
             log.warning(engine_serves(algorithm, "SGLang", reasons))
             return engine_worker(**arguments)
         check_collecting(["it has a block drafter"] if algorithm == "DFLASH" else [])
-        from eagle_plugin.sglang import eagle3_model, finish, metrics
+        from eagle_plugin.sglang import eagle3_model, finish, metrics, refused_requests
 
         eagle3_model.register()
         try:
@@ -248,6 +161,7 @@ def worker_factory(algorithm: str, engine_worker: type) -> Callable[..., Any]:
             # By name: the worker gets its policy later.
             metrics.count_rounds(worker.shape, watch, lambda: worker.shapes, log)
             finish.finish_in_order()
+            refused_requests.refuse_requests()
             asked = asked_algorithm(server_args, algorithm)
             log.info(plugin_serves(asked, worker.shape, loader.backend(worker.device)))
             if worker.synthetic is not None:

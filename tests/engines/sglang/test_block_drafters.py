@@ -12,6 +12,7 @@ from pathlib import Path
 
 import block_lists
 import host_waits
+import httpx
 import pytest
 import torch
 from cache_slots import check_aborted_requests
@@ -56,6 +57,15 @@ def test_greedy_text_and_lists(one: Served, pair: Pair) -> None:
     text = prompt_ids(pair.target, prompts[-1]) + generate(one.server, prompts[-1], LENGTH)["output_ids"]
     found = block_lists.compared(one.folder, text, DFlashReference(*pair), BLOCK)
     assert len(found) > 5 and all(drafted.is_right for drafted in found)
+
+
+def test_what_only_the_engines_rounds_do_is_refused(one: Served) -> None:
+    body = {"text": PROMPT, "sampling_params": {"top_k": 1, "max_new_tokens": 4}, "return_sampling_mask": True}
+    answer = httpx.post(f"{one.server.url}/generate", json=body, timeout=60, trust_env=False)
+    assert answer.status_code == 400 and "not served with the plugin's draft trees" in answer.text
+    update = {"server_args": {"speculative_accept_threshold_acc": 0.5}}
+    answer = httpx.post(f"{one.server.url}/set_internal_state", json=update, timeout=60, trust_env=False)
+    assert "true" not in answer.text and "acc 0.5 is not served" in one.server.log_text()
 
 
 @MATRIX

@@ -17,7 +17,7 @@ pytest.importorskip("sglang.srt.speculative.eagle_worker_v2", reason="the SGLang
 
 from sglang.srt.model_executor.model_runner import ModelRunner
 
-from eagle_plugin.sglang import draft_classes, kernel_settings, support
+from eagle_plugin.sglang import draft_classes, flag_support, kernel_settings
 
 
 def test_a_forward_over_trees_leaves_out_what_other_models_need():
@@ -130,8 +130,10 @@ def test_every_flag_that_support_reads_is_a_server_argument():
     from sglang.srt.server_args import ServerArgs
 
     names = set(ServerArgs.__struct_fields__)
-    assert {name for name, _, _ in support._FLAGS} <= names
-    assert {*kernel_settings.FLAGS, "enable_lora"} <= names
+    assert {name for name, _, _ in flag_support.FLAGS} - {*flag_support.NEWER} <= names
+    assert {*kernel_settings.FLAGS, "enable_lora", "forward_hooks"} <= names
+    assert {"load_format", "speculative_draft_load_format"} <= names
+    assert {"enable_memory_saver", "enable_weights_cpu_backup", "enable_draft_weights_cpu_backup"} <= names
     assert {"lora_paths", "model_path", "speculative_draft_model_path", "speculative_algorithm"} <= names
 
 

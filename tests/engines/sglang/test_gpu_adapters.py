@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import sglang_gpu_adapters
@@ -18,6 +19,7 @@ from sglang.srt.lora.backend import chunked_backend
 from sglang.srt.lora.lora_manager import LoRAManager
 
 from eagle_plugin.sglang.adapters import Adapters, unsupported_adapters
+from eagle_plugin.sglang.doctor import open_points
 
 
 @pytest.mark.server
@@ -126,3 +128,10 @@ def test_what_a_gpu_does_not_serve(monkeypatch: pytest.MonkeyPatch) -> None:
     assert reason.startswith("--lora-backend triton: ")
     assert unsupported_adapters(SimpleNamespace(lora_manager=manager, device="cpu")) == []
     assert unsupported_adapters(SimpleNamespace(lora_manager=None, device="cuda")) == []
+
+
+def test_doctor_names_as_open_what_only_loaded_adapters_show() -> None:
+    config, arguments = SimpleNamespace(quantization=None), SimpleNamespace(quantization=None)
+    for device, manager, is_open in (("cuda", object(), True), ("cuda", None, False), ("cpu", object(), False)):
+        runner: Any = SimpleNamespace(model_config=config, lora_manager=manager, device=device)
+        assert any("changes experts" in point for point in open_points(arguments, runner)) == is_open

@@ -80,9 +80,9 @@ def check_launch(monkeypatch):
 
     monkeypatch.setattr(model_override_base, "resolved_view", lambda arguments: arguments)
 
-    def check(target: Path, head: Path, algorithm: str = "EAGLE3") -> None:
+    def check(target: Path, head: Path, algorithm: str = "EAGLE3", **flags: str | bool) -> None:
         folders = {"model_path": str(target), "speculative_draft_model_path": str(head)}
-        preflight.check_launch(SimpleNamespace(**SERVED | folders | {"speculative_algorithm": algorithm}))
+        preflight.check_launch(SimpleNamespace(**SERVED | folders | {"speculative_algorithm": algorithm} | flags))
 
     return check
 
@@ -137,6 +137,20 @@ def test_a_head_with_nan_is_refused(check_launch, tiny_target, tiny_eagle3, tmp_
     tensors(lambda t: t["norm.weight"].fill_(float("nan")))(head)
     with pytest.raises(SystemExit, match=r"eagle-plugin: .* norm\.weight with 64 values that are not finite"):
         check_launch(tiny_target, head)
+
+
+@pytest.mark.parametrize("algorithm", ["EAGLE3", "DFLASH"])
+def test_a_head_whose_weights_are_not_in_its_folder(algorithm, check_launch, tiny_target, tiny_eagle3, tmp_path):
+    """`--load-format dummy` is for a profile without weights: config.json is enough for SGLang."""
+    head = tmp_path / "head"
+    head.mkdir()
+    shutil.copy(tiny_eagle3 / "config.json", head)
+    with pytest.raises(SystemExit, match=r"^eagle-plugin: .*/head has no weights|is no block drafter"):
+        check_launch(tiny_target, head, algorithm)
+    check_launch(tiny_target, head, algorithm, load_format="dummy")
+    check_launch(tiny_target, head, algorithm, speculative_draft_load_format="dummy")
+    with pytest.raises(SystemExit):
+        check_launch(tiny_target, head, algorithm, load_format="dummy", speculative_draft_load_format="auto")
 
 
 def test_what_sglang_serves_never_ends_the_start(check_launch, tiny_target, tiny_eagle3, tmp_path, caplog, monkeypatch):
@@ -221,6 +235,20 @@ def test_fewer_trained_levels_than_steps_are_logged(check_launch, tiny_target, t
     assert Shape(3, 2, 11).within_steps(2) == Shape(2, 2, 7) and Shape(3, 2, 5).within_steps(2) == Shape(2, 2, 5)
 
 
+@pytest.mark.parametrize(
+    ("flags", "is_lost"),
+    [
+        ((), False),
+        (("enable_memory_saver",), True),
+        (("enable_memory_saver", "enable_draft_weights_cpu_backup"), False),
+        (("enable_memory_saver", "enable_weights_cpu_backup"), False),
+    ],
+)
+def test_a_head_that_a_release_of_memory_drops(flags, is_lost, check_launch, tiny_target, tiny_eagle3, caplog):
+    check_launch(tiny_target, tiny_eagle3, **dict.fromkeys(flags, True))
+    assert ("add --enable-draft-weights-cpu-backup" in caplog.text) == is_lost
+
+
 def test_a_mask_that_is_half_there_is_refused(check_launch, tiny_target, tiny_eagle3, tmp_path):
     token, features = tmp_path / "token", tmp_path / "features"
     for head in (token, features):
@@ -287,6 +315,17 @@ def test_a_flag_that_is_not_served_falls_back_and_says_so(tiny_target, tiny_eagl
         assert len(generate(server, "tree", 8)["output_ids"]) == 8
         lines = [line for line in server.log_text().splitlines() if "eagle-plugin" in line]
     assert any("served by SGLang's own worker" in line and "accept-threshold-single" in line for line in lines)
+
+
+@pytest.mark.server
+@pytest.mark.matrix  # what a launch makes of the check is shown above; this is a head that drafts at random
+def test_a_head_without_weights_serves(tiny_target, tiny_eagle3, tmp_path):
+    head = tmp_path / "head"
+    head.mkdir()
+    shutil.copy(tiny_eagle3 / "config.json", head)
+    spec = tiny_spec(tiny_target, head, extra_flags=("--speculative-draft-load-format", "dummy"))
+    with serving([spec], tmp_path) as (server,):
+        assert len(generate(server, "tree", 8)["output_ids"]) == 8
 
 
 def test_the_module_needs_no_engine_to_be_imported():

@@ -10,6 +10,8 @@ from serving import accept_length, generate_all, serving, tiny_spec
 from tiny_models import tiny_eagle3_head, tiny_llama
 
 pytest.importorskip("sglang")
+from sglang_flags import SERVED
+
 from eagle_plugin.core.synthetic import SyntheticRates, rates_of_length, rates_of_normal
 from eagle_plugin.runtime.synthetic import VARIABLE, SyntheticError
 from eagle_plugin.sglang import preflight
@@ -76,13 +78,7 @@ def test_a_launch_that_cannot_be_served_is_refused(
     from sglang.srt.arg_groups import model_override_base
 
     target, head = map(str, models)
-    arguments = SimpleNamespace(
-        device="cpu",
-        speculative_algorithm="EAGLE3",
-        model_path=target,
-        speculative_draft_model_path=head,
-        speculative_num_steps=3,
-    )
+    arguments = SimpleNamespace(**SERVED | {"model_path": target, "speculative_draft_model_path": head})
     monkeypatch.setattr(model_override_base, "resolved_view", lambda given: given)
     monkeypatch.setattr(preflight, "unsupported_flags", lambda given: [])
     monkeypatch.setenv(VARIABLE, "yes")
