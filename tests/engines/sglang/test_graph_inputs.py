@@ -99,7 +99,7 @@ def test_without_a_failure_all_are_registered(communicators: list[Communicator])
 
 
 def test_inputs_of_a_size_without_memory_are_not_registered(communicators: list[Communicator]) -> None:
-    """A rank has got further than the other: the inputs of the other sizes stand at the same places in both."""
+    """A rank has got further than the other: the inputs of the other sizes have the same places in both."""
     captured(communicators, "no memory")
     assert [one.registered for one in communicators] == [[10, 11, 20, 21], [110, 111, 120, 121]]
 
