@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -30,10 +31,15 @@ class GraphMemory:
         logger: logging.Logger = LOGGER,
         memory_flag: str = "",
         batch_flag: str = "",
+        mark: Callable[[], Callable[[], Any]] = lambda: lambda: None,
     ) -> None:
-        """kind: of the device. The flags are the engine's for the memory that it takes, and for the largest batch."""
+        """kind: of the device. The flags are the engine's for the memory that it takes, and for the largest batch.
+
+        mark: called before each size; if the size is left out, its answer is called, to undo what else its captures did
+        in this rank.
+        """
         self._kind, self._in_any_rank, self._logger = kind, in_any_rank, logger
-        self._flags = memory_flag, batch_flag
+        self._flags, self._mark = (memory_flag, batch_flag), mark
         self._least_free = free_bytes(kind) // 2
         self._left_out: list[int] = []
 
@@ -43,7 +49,7 @@ class GraphMemory:
 
         What else is raised in one rank ends the captures of all of them (`raised_in_all_ranks`).
         """
-        out_of_memory = False
+        out_of_memory, undo = False, self._mark()
         with raised_in_all_ranks(self._in_any_rank):
             try:
                 yield
@@ -51,6 +57,7 @@ class GraphMemory:
                 out_of_memory = True
         if self._in_any_rank(out_of_memory):
             self._leave_out(buckets, size)
+            undo()
             if self._kind == "cuda":
                 torch.cuda.empty_cache()
 

@@ -153,6 +153,10 @@ class StaticMemory:
         """Memory for up to `numel` values."""
         self._flat[name] = torch.full((numel,), fill, dtype=dtype, device=self._device)
 
+    def adopt(self, name: str, memory: Tensor) -> None:
+        """Use this contiguous memory, which somebody else keeps at its address."""
+        self._flat[name] = memory.view(-1)
+
     def view(self, name: str, *shape: int) -> Tensor:
         """The first values under this name, as a tensor of this shape."""
         return self._flat[name][: math.prod(shape)].view(shape)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -37,6 +37,19 @@ def raised_in_all_ranks(in_any_rank: Callable[[bool], bool]) -> Iterator[None]:
         error = found
     if in_any_rank(error is not None):
         raise error or OtherRankFailed("another rank has failed; its log says why")
+
+
+@contextmanager
+def ended_in_all_ranks(context: AbstractContextManager[Any], in_any_rank: Callable[[bool], bool]) -> Iterator[None]:
+    """In this context, whose end can raise in one rank alone (`raised_in_all_ranks`).
+
+    What is raised before its end is to be raised in all ranks.
+    """
+    with ExitStack() as entered:
+        entered.enter_context(context)
+        yield
+        with raised_in_all_ranks(in_any_rank):
+            entered.pop_all().close()
 
 
 class RankAgreement:

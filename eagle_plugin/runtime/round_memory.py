@@ -29,13 +29,22 @@ class RoundMemory(StaticMemory):
     The rows of a padded batch come request by request, those of padding last.
     """
 
-    def __init__(self, caps: Shape, most: int, like: OneRequest, rows: int | None = None) -> None:
-        """rows: nodes of all trees of a round, at most; None: as many as that many requests have with the caps."""
+    def __init__(
+        self, caps: Shape, most: int, like: OneRequest, rows: int | None = None, logits: Tensor | None = None
+    ) -> None:
+        """rows: nodes of all trees of a round, at most; None: as many as that many requests have with the caps.
+
+        logits: memory of the engine for them, [rows, V] float32, which nothing else writes during a round; None: it is
+        allocated.
+        """
         super().__init__(like.logits.device)
         self._caps, self._like = caps, like
         rows = most * caps.width if rows is None else rows
         on_paths = min(most * caps.max_accept_length, rows)
-        self.allocate("logits", rows * like.logits.shape[1], torch.float32)
+        if logits is None:
+            self.allocate("logits", rows * like.logits.shape[1], torch.float32)
+        else:
+            self.adopt("logits", logits)
         self.allocate_rows("features", rows, like.features)
         self.allocate("accepted.index", on_paths, torch.int32)
         self.allocate("accepted.lengths", most, torch.int32, 1)

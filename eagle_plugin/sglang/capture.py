@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
-from sglang.srt.distributed.parallel_state import graph_capture
 from sglang.srt.model_executor.cuda_graph_config import Backend, Phase, check_cuda_graph_backend
 from sglang.srt.model_executor.runner_utils.capture_mode import model_capture_mode
 from sglang.srt.runtime_context import get_exec
+from torch import Tensor
 
 from eagle_plugin.core.shape import PLAIN, Shape
 from eagle_plugin.policy.shapes import captured_shapes
@@ -18,6 +19,7 @@ from eagle_plugin.runtime.graph_memory import GraphMemory
 from eagle_plugin.runtime.ranks import raised_in_all_ranks
 from eagle_plugin.sglang.decode_round import DecodeRound
 from eagle_plugin.sglang.deferred_extend import DeferredTokens
+from eagle_plugin.sglang.graph_inputs import captures, mark_inputs
 from eagle_plugin.sglang.ranks import in_any_rank, rank_logger
 
 logger = logging.getLogger("eagle_plugin")
@@ -32,17 +34,25 @@ def prepare_rounds(worker: Any, mode: str) -> None:
     decode_round.narrows = mode != "fixed"
     shapes = [PLAIN, caps] if mode == "fixed" else captured_shapes(caps, worker._draft_worker.levels.kind)
     if worker._adapters.can_be_captured:
-        capture_rounds(decode_round, caps, shapes, worker.device, pool.size, mode == "auto")
+        runner = worker.target_worker.model_runner
+        capture_rounds(decode_round, caps, shapes, worker.device, pool.size, mode == "auto", runner)
     if worker.device == "cuda":
         decode_round.deferred.read_padding(worker._reader, worker._draft_worker, pool.size, in_any_rank)
 
 
 def capture_rounds(
-    decode_round: DecodeRound, caps: Shape, shapes: Sequence[Shape], device: str, most: int, with_sums: bool
+    decode_round: DecodeRound,
+    caps: Shape,
+    shapes: Sequence[Shape],
+    device: str,
+    most: int,
+    with_sums: bool,
+    runner: Any,
 ) -> None:
     """Capture the rounds of up to `most` requests on a GPU, and on a CPU where graphs are emulated.
 
-    shapes: those within `caps` that rounds may have. with_sums: whether a policy chooses from them.
+    shapes: those within `caps` that rounds may have. with_sums: whether a policy chooses from them. runner: the
+    target's ``ModelRunner``.
     """
     if device == "cuda":
         if check_cuda_graph_backend(Phase.DECODE, Backend.DISABLED):
@@ -52,8 +62,9 @@ def capture_rounds(
         sizes = powers_of_two(most)
     else:
         return
-    with capturer_for(decode_round, device, rank_logger(logger), graph_capture(), model_capture_mode()) as capturer:
-        decode_round.capture(capturer, caps, shapes, sizes, graph_memory(device), with_sums)
+    logits = partial(engine_logits, runner)
+    with capturer_for(decode_round, device, rank_logger(logger), captures(), model_capture_mode()) as capturer:
+        decode_round.capture(capturer, caps, shapes, sizes, graph_memory(device), with_sums, logits)
 
 
 def sizes_up_to(most: int, engines: Sequence[int]) -> list[int]:
@@ -71,4 +82,18 @@ def sizes_up_to(most: int, engines: Sequence[int]) -> list[int]:
 def graph_memory(device: str) -> GraphMemory:
     """What the graphs of all ranks may take."""
     flags = "--mem-fraction-static", "--cuda-graph-max-bs-decode"
-    return GraphMemory(device, in_any_rank, rank_logger(logger), *flags)
+    return GraphMemory(device, in_any_rank, rank_logger(logger), *flags, mark=mark_inputs)
+
+
+def engine_logits(runner: Any, rows: int, vocabulary: int) -> Tensor | None:
+    """The logits buffer that the engine's own graphs share, [rows, vocabulary] float32; None if it has none, or one
+    that is too small.
+
+    Captures of prompts make it, for as many rows as the engine's decode graphs would need, which we replace. Prompts
+    and rounds follow each other on one stream, and neither reads its logits once the other has begun: the engine's own
+    rounds use it in the same way. It is not made here, because it would have more rows than ours.
+    """
+    shared = getattr(runner, "graph_shared_output", None)
+    if shared is None or vocabulary not in shared._logits_buffers or rows > shared.max_rows:
+        return None
+    return shared.get_logits_buffer(vocabulary, rows=rows)  # type: ignore[no-any-return]

@@ -93,17 +93,20 @@ class DecodeRound(CapturedRounds[RoundMemory]):
         sizes: list[int],
         graph_memory: GraphMemory,
         with_sums: bool = False,
+        engine_logits: Callable[[int, int], Tensor | None] = lambda rows, vocabulary: None,
     ) -> None:
         """Capture the rounds of these shapes within `caps` for these batch sizes, as far as one `fits` the other.
 
-        with_sums: capture path sums too, which a policy over these shapes reads.
+        with_sums: capture path sums too, which a policy over these shapes reads. engine_logits: gives the engine's
+        memory [rows, vocabulary] for the target's logits, if it has one (`RoundMemory`).
         """
 
         def allocate(most: int, rows: int) -> RoundMemory:
             _, output, _, state = self.padding_round(caps)
             logits, features = output.logits[:1].clone(), output.features[:1].clone()  # kept: no row more than needed
             drafts = Drafts.plain(state.roots, caps.width)
-            return RoundMemory(caps, most, OneRequest(logits, features, state.head, drafts), rows)
+            like = OneRequest(logits, features, state.head, drafts)
+            return RoundMemory(caps, most, like, rows, engine_logits(rows, logits.shape[1]))
 
         if self._adapters is not None:
             self._adapters.use_static_memory(max(sizes), caps.width)

@@ -53,8 +53,8 @@ CONTRACT: Contract = {
     },
     "sglang.srt.model_executor.model_runner.ModelRunner": {
         "load_model": "self",
-        "kv_cache_dtype": "",
         "attn_tp_sequence_sharded": "self num_tokens",
+        **attributes("kv_cache_dtype graph_shared_output"),
     },
     "sglang.srt.layers.sampler": {"apply_custom_logit_processor": "logits sampling_batch_info ..."},
     "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager": {
@@ -113,7 +113,7 @@ CONTRACT: Contract = {
     },
     "sglang.srt.distributed.parallel_state.GroupCoordinator": {
         "broadcast": "self input_ src",
-        **attributes("world_size rank_in_group cpu_group"),
+        **attributes("world_size rank_in_group cpu_group ca_comm"),
     },
     # Memory and attention.
     "sglang.srt.layers.radix_attention.RadixAttention": attributes("k_scale v_scale sliding_window_size"),
@@ -123,7 +123,12 @@ CONTRACT: Contract = {
     "sglang.srt.mem_cache.memory_pool.MHATokenToKVPool": attributes("data_ptrs data_strides use_hnd k_buffer v_buffer"),
     "sglang.srt.mem_cache.memory_pool.ReqToTokenPool": attributes("req_to_token free_slots"),
     # Graphs, which a GPU alone has.
-    "sglang.srt.distributed.parallel_state": {"graph_capture": "stream"},
+    "sglang.srt.distributed.parallel_state": {"graph_capture": "stream", "_groups": ""},
+    "sglang.srt.distributed.device_communicators.custom_all_reduce_v2.CustomAllReduceV2": attributes("_graph_inputs"),
+    "sglang.srt.model_executor.graph_shared_output.GraphSharedOutput": {
+        "get_logits_buffer": "self vocab_size rows",
+        **attributes("max_rows _logits_buffers"),
+    },
     "sglang.srt.model_executor.runner_utils.capture_mode": {"model_capture_mode": ""},
     "sglang.srt.model_executor.cuda_graph_config": {"check_cuda_graph_backend": "phase backend ..."},
     # What is counted.

@@ -29,6 +29,7 @@ RESOLVE_BLOCK_ARGUMENTS = "sglang.srt.arg_groups.speculative_hook._handle_dflash
 RESOLVE_MARKOV_ARGUMENTS = "sglang.srt.arg_groups.speculative_hook._handle_dspark"
 AUTO_PARAMETERS = "sglang.srt.arg_groups.speculative_hook._auto_choose_speculative_params"
 PREPARE_ARGUMENTS = "sglang.srt.server_args.prepare_server_args"
+DECODE_ROOM = "sglang.srt.mem_cache.allocation_sizing.get_alloc_len_per_decode"
 ROW_ROOM = "sglang.srt.mem_cache.allocation_sizing.get_req_to_token_extra_context_len"
 WEIGHT_UPDATES = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
 WEIGHTS_FROM = tuple(f"update_weights_from_{source}" for source in ("disk", "ipc", "tensor", "distributed"))
@@ -48,6 +49,7 @@ def register() -> None:
         HookRegistry.register(name, _resolve_block_arguments, HookType.AROUND)
     HookRegistry.register(AUTO_PARAMETERS, _auto_parameters, HookType.AROUND)
     HookRegistry.register(ROW_ROOM, _room_for_rounds, HookType.AROUND)
+    HookRegistry.register(DECODE_ROOM, _slots_of_round, HookType.AROUND)
     for name in (*WEIGHTS_FROM, "begin_weight_update", "end_weight_update"):
         HookRegistry.register(f"{WEIGHT_UPDATES}.{name}", _update_weights, HookType.AROUND)
     HookRegistry.register(CHECK_REQUEST, _check_request, HookType.AFTER)
@@ -138,6 +140,13 @@ def _room_for_rounds(original: Any) -> int:
 
     room: int = original()
     return max(room, get_alloc_reserve_per_decode()) if get_spec().speculative_algorithm in ALGORITHMS else room
+
+
+def _slots_of_round(original: Any) -> int:
+    """AROUND the number of slots that a decode step needs of a request, of which the engine reserves twice as many."""
+    from eagle_plugin.sglang.decode_reserve import slots_of_round
+
+    return slots_of_round(original())
 
 
 def _update_weights(original: Any, manager: Any, request: Any) -> Any:

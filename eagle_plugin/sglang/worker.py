@@ -38,6 +38,7 @@ from eagle_plugin.sglang.attention import TreeAttention
 from eagle_plugin.sglang.batch import BatchReader, committed_tokens
 from eagle_plugin.sglang.capture import prepare_rounds
 from eagle_plugin.sglang.data_parallel import SharedRounds
+from eagle_plugin.sglang.decode_reserve import reserve_for
 from eagle_plugin.sglang.decode_round import DecodeRound
 from eagle_plugin.sglang.drafter import DraftState, TreeDrafter
 from eagle_plugin.sglang.eagle3_model import mask_of
@@ -160,6 +161,7 @@ class TreeWorker(EAGLEWorkerV2):
         if not check_rounds(self, prepared(partial(prepare_rounds, self, mode))):
             check_collecting(["its self-test has failed"])
             return  # the engine's own worker serves: there is no head of ours to exchange
+        reserve_for(self)
         self.shapes = choose_shapes(self, mode, pool.size)
         if (lookups := self._draft_worker.lookups) is not None:
             self.shapes.looked_up = lookups.counts

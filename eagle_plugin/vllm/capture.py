@@ -17,6 +17,7 @@ from eagle_plugin.policy.shapes import captured_shapes
 from eagle_plugin.runtime import graph_emulator
 from eagle_plugin.runtime.capturing import capturer_for, emulated, gpu_sizes, powers_of_two
 from eagle_plugin.runtime.graph_memory import GraphMemory
+from eagle_plugin.runtime.ranks import ended_in_all_ranks
 from eagle_plugin.vllm.attention import ExtendRows, Rows
 from eagle_plugin.vllm.decode_step import DecodeStep, side_by_side
 from eagle_plugin.vllm.dummy_batches import forward, layer_metadata, places_of, target_states
@@ -54,7 +55,7 @@ def captured_steps(runner: Any, logger: logging.Logger) -> DecodeStep | None:
         graph_emulator.install()
     step = new_step(runner)
     step.narrows = runner._policy_mode == "auto"
-    on_gpu = graph_capture(runner.device)
+    on_gpu = ended_in_all_ranks(graph_capture(runner.device), in_any_rank)
     with new_resources(), capturer_for(step, kind, logger, on_gpu, transparent=attention) as capturer:
         step.capture(capturer, _shapes(runner), sizes, graph_memory, with_sums=runner._policy_mode == "auto")
     return step

@@ -67,10 +67,9 @@ def test_no_size_is_left_out_because_of_the_caps(width: int, monkeypatch: pytest
     decode_round: Any = SimpleNamespace(
         functions=[], sizes=list, capture=lambda _, caps, shapes, sizes, *more: found.append(sizes)
     )
-    monkeypatch.setattr(capture, "graph_capture", contextlib.nullcontext)
     monkeypatch.setattr(capture, "model_capture_mode", contextlib.nullcontext)
     monkeypatch.setattr(capture, "rank_logger", lambda logger: logger)
-    capture.capture_rounds(decode_round, Shape(3, 4, width), [PLAIN], "cpu", 128, True)
+    capture.capture_rounds(decode_round, Shape(3, 4, width), [PLAIN], "cpu", 128, True, None)
     assert found == [[1, 2, 4, 8, 16, 32, 64, 128]]
 
 

@@ -54,6 +54,8 @@ def test_version_is_a_tested_one():
         plugin.RESOLVE_MARKOV_ARGUMENTS,
         plugin.AUTO_PARAMETERS,
         plugin.OVERLAP_ON_CPU,
+        plugin.ROW_ROOM,
+        plugin.DECODE_ROOM,
     ],
 )
 def test_hook_targets_resolve(target):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +17,7 @@ from eagle_plugin.core.shape import PLAIN
 from eagle_plugin.runtime.captured_rounds import CapturedRounds
 from eagle_plugin.runtime.graph_memory import GraphMemory
 from eagle_plugin.runtime.graphs import Buckets
-from eagle_plugin.runtime.ranks import OtherRankFailed, raised_in_all_ranks
+from eagle_plugin.runtime.ranks import OtherRankFailed, ended_in_all_ranks, raised_in_all_ranks
 
 
 @pytest.mark.parametrize("flags, dropped", [([False, False], []), ([False, True], [2]), ([True, True], [2])])
@@ -113,3 +114,28 @@ def test_what_the_user_can_correct_is_raised_without_the_other_ranks() -> None:
         raise UserError("correct it")
     with pytest.raises(OtherRankFailed), raised_in_all_ranks(lambda flag: True):
         pass
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_what_raises_at_the_end_of_a_context_is_raised_in_all_ranks(inside: bool) -> None:
+    """What is raised inside of it is raised in all of them already: no rank asks another one."""
+    ranks, ended = Ranks(), []
+
+    @contextmanager
+    def context(rank: int) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            ended.append(rank)
+        if rank == 1:
+            raise IndexError("lists differ")
+
+    def each(rank: int) -> type[BaseException]:
+        with pytest.raises(BaseException) as raised, ended_in_all_ranks(context(rank), ranks.any):  # noqa: PT011
+            if inside:
+                raise KeyError("in all ranks")
+        ranks.gather(True)  # the next thing that all of them do
+        return raised.type
+
+    assert ranks.run(each) == ([KeyError] * 2 if inside else [OtherRankFailed, IndexError])
+    assert sorted(ended) == [0, 1]

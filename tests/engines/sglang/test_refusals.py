@@ -56,7 +56,7 @@ def test_the_environment_variable_switches_the_plugin_off(monkeypatch):
     plugin.register()
     assert [target for target, _, _ in registered] == [
         plugin.CREATE_WORKER, plugin.RESOLVE_ARGUMENTS, plugin.RESOLVE_BLOCK_ARGUMENTS, plugin.RESOLVE_MARKOV_ARGUMENTS,
-        plugin.AUTO_PARAMETERS, plugin.ROW_ROOM,
+        plugin.AUTO_PARAMETERS, plugin.ROW_ROOM, plugin.DECODE_ROOM,
         *(f"{plugin.WEIGHT_UPDATES}.update_weights_from_{way}" for way in ("disk", "ipc", "tensor", "distributed")),
         *(f"{plugin.WEIGHT_UPDATES}.{step}_weight_update" for step in ("begin", "end")),
         plugin.CHECK_REQUEST, plugin.PREPARE_ARGUMENTS,
