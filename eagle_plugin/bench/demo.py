@@ -75,7 +75,6 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     options = parse_with_engine_flags(parser, argv)
     engine = ENGINES[options.engine]
-    options.builtin = options.builtin or engine.builtin_shape
     if options.threads is None:
         options.threads = engine.default_threads(usable_cores())
     for name in ("max_tokens", "threads", "passes"):
@@ -95,12 +94,13 @@ def server_specs(options: argparse.Namespace, target: Path, head: Path) -> dict[
         threads=options.threads,
         extra_flags=options.engine_flags,
     )
-    best = ENGINES[options.engine].plugin_shape(head)
+    engine = ENGINES[options.engine]
+    best = engine.plugin_shape(head, device)
     given = (options.steps, options.topk, options.draft_tokens)
     shape = Shape(*(wanted if number is None else number for number, wanted in zip(given, best, strict=True)))
     return {
         "plain": plain,
-        "builtin": replace(plain, mode="builtin", head=head, shape=options.builtin),
+        "builtin": replace(plain, mode="builtin", head=head, shape=options.builtin or engine.own_shape(device)),
         "plugin": replace(plain, mode="plugin", head=head, shape=shape),
     }
 
@@ -193,7 +193,7 @@ def build_report(
             threads=options.threads,
             algorithm=plugin.speculation,
             plugin_shape=str(plugin.shape),
-            builtin_shape=str(options.builtin),
+            builtin_shape=str(specs["builtin"].shape),
             plugin_worker=speed.plugin_line,
             quick=options.quick,
             thorough=options.thorough,

@@ -12,7 +12,11 @@ import httpx
 from eagle_plugin.bench.spec import EngineName, Mode, ServerSpec
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.heads.manifest import parallel_levels
-from eagle_plugin.policy.shapes import shape_for
+from eagle_plugin.policy.shapes import GPU_SHAPE, shape_for
+
+# What SGLang's own worker takes on a GPU without flags: a chain for nearly all targets, a tree for Llama.
+GPU_CHAIN = Shape.chain(3)
+GPU_TREE = Shape(5, 4, 8)
 
 
 @dataclass(frozen=True)
@@ -24,8 +28,8 @@ class Engine:
     plugin_list: str  # the environment variable with which users choose the engine's plugins
     cpu_modules: Mapping[str, str]  # what the engine imports on a CPU beside its own: module -> how to install it
     reserved_cores: int  # cores left to the engine's processes that do not compute, if there is more than one core
-    drafts: int  # tokens that the plugin drafts per round, if the user gives no tree
-    builtin_shape: Shape  # the tree or chain of the engine's own speculation, if the user gives none
+    drafts: int  # tokens that the plugin drafts per round on a CPU, if the user gives no tree
+    builtin_shape: Shape  # the tree or chain of the engine's own speculation on a CPU, if the user gives none
     sweep_shapes: Mapping[Mode, tuple[Shape, ...]]
     command: Callable[[ServerSpec, int], list[str]]  # spec, port -> args; ValueError for what it cannot serve
     # spec, the caller's -> additions; ValueError for what it cannot serve
@@ -38,9 +42,21 @@ class Engine:
     # Rounds of a request that accepted exactly 0, 1, 2, ... drafts, read in the same way.
     accepted_drafts: Callable[[Any], tuple[int, ...] | None]
 
-    def plugin_shape(self, head: Path | None) -> Shape:
+    def plugin_shape(self, head: Path | None, device: str = "cpu") -> Shape:
         """The plugin's tree for the head in this folder, if the user gives none: as the plugin itself chooses it."""
-        return shape_for(self.drafts, levels=parallel_levels(head))
+        on_gpu = device != "cpu"
+        drafts = GPU_SHAPE.width - 1 if on_gpu else self.drafts
+        return shape_for(drafts, levels=parallel_levels(head), on_gpu=on_gpu)
+
+    def own_shape(self, device: str) -> Shape:
+        """The tree or chain of the engine's own speculation, if the user gives none."""
+        return self.builtin_shape if device == "cpu" else GPU_CHAIN
+
+    def own_tree(self, device: str) -> Shape | None:
+        """The same where the engine's own speculation has trees; None where it drafts chains only."""
+        if self.builtin_shape.topk == 1:
+            return None
+        return self.builtin_shape if device == "cpu" else GPU_TREE
 
     def default_threads(self, cores: int) -> int:
         """OpenMP threads of a server that has `cores` for itself."""

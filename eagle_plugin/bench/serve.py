@@ -86,15 +86,15 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def server_spec(options: argparse.Namespace, target: Path) -> ServerSpec:
     """The server that the options ask for; ServerError if there is no head for this target."""
-    head = None if options.plain else _head(options, target)
+    head, device = None if options.plain else _head(options, target), chosen_device(options.device)
     return (
         ServerSpec(
             target=target,
             mode="plain" if options.plain else "plugin",
             head=head,
             engine=options.engine,
-            device=chosen_device(options.device),
-            shape=options.shape or ENGINES[options.engine].plugin_shape(head),
+            device=device,
+            shape=options.shape or ENGINES[options.engine].plugin_shape(head, device),
             dtype=options.dtype,
             threads=options.threads,
             context_length=options.context,

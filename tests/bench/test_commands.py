@@ -164,9 +164,11 @@ def test_counts_below_one_are_refused(flag, capsys):
 
 
 def test_each_engine_has_its_own_shapes():
-    sglang, vllm = demo.parse([]), demo.parse(["--engine", "vllm"])
-    assert sglang.builtin == (2, 4, 8)
-    assert vllm.builtin.topk == 1 and vllm.builtin.width == vllm.builtin.steps + 1
+    def own(*options: str) -> Shape:
+        specs = demo.server_specs(demo.parse([*options, "--device", "cpu"]), Path("target"), Path("head"))
+        return specs["builtin"].shape
+
+    assert own() == (2, 4, 8) and own("--engine", "vllm") == (2, 1, 3) and own("--builtin", "4/1/5") == (4, 1, 5)
     assert ENGINES["sglang"].default_threads(2) == 2 and ENGINES["vllm"].default_threads(2) == 1
     assert ENGINES["vllm"].default_threads(1) == 1 and ENGINES["vllm"].default_threads(8) == 7
     given = demo.parse(["--engine", "vllm", "--topk", "3", "--builtin", "4"])

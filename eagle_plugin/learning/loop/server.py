@@ -26,14 +26,15 @@ def plugin_server(
     Raises:
         ServerError: it does not start; one sentence for the user.
     """
+    device = default_device()
     spec = (
         ServerSpec(
             target=target,
             mode="plugin",
             head=head,
             engine=engine,
-            device=default_device(),
-            shape=ENGINES[engine].plugin_shape(head),
+            device=device,
+            shape=ENGINES[engine].plugin_shape(head, device),
             environment=environment,
             name=name,
         )
