@@ -120,6 +120,7 @@ CONTRACT: Contract = {
         "take_draft_token_ids": "self",
         "_copy_valid_sampled_token_count": "self next_token_ids valid_sampled_tokens_count",
         "_get_valid_sampled_token_count": "self",
+        "_copy_draft_token_ids_to_cpu": "self scheduler_output zeros_only",
         "sample_tokens": "self grammar_output",
         "get_model": "self",
         **attributes(
@@ -128,6 +129,7 @@ CONTRACT: Contract = {
             " speculative_config use_async_scheduling vllm_config optimistic_seq_lens_cpu max_model_len"
             " lora_config dtype use_aux_hidden_state_outputs num_spec_tokens drafter supports_mm_inputs uses_mrope"
             " mrope_positions enable_prompt_embeds is_token_ids effective_drafter_max_model_len"
+            " draft_token_ids_cpu prev_num_spec_tokens"
         ),
         "_model_forward": "self input_ids positions intermediate_tensors inputs_embeds ...",
         "maybe_select_dummy_loras": "",
@@ -152,7 +154,7 @@ CONTRACT: Contract = {
     "vllm.v1.worker.utils.AttentionGroup": {"get_metadata_builder": "self ubatch_id"},
     "vllm.v1.core.sched.output.SchedulerOutput": attributes(
         "finished_req_ids preempted_req_ids total_num_scheduled_tokens scheduled_new_reqs scheduled_cached_reqs"
-        " pending_structured_output_tokens num_spec_tokens_to_schedule"
+        " pending_structured_output_tokens num_spec_tokens_to_schedule has_structured_output_requests"
     ),
     "vllm.v1.core.sched.output.NewRequestData": attributes(
         "req_id block_ids num_computed_tokens prompt_token_ids prefill_token_ids sampling_params lora_request"
