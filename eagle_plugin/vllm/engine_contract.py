@@ -89,7 +89,10 @@ CONTRACT: Contract = {
         " logits_processors"
     )
     | {"get_vocab_size": "self"},
-    "vllm.config.CompilationConfig": attributes("cudagraph_mode mode static_forward_context"),
+    "vllm.config.CompilationConfig": attributes(
+        "cudagraph_mode mode static_forward_context splitting_ops pass_config use_inductor_graph_partition"
+    ),
+    "vllm.config.PassConfig": attributes("fuse_attn_quant"),
     # The worker and its runner.
     "vllm.v1.worker.cpu_worker.CPUWorker": {
         "compile_or_warm_up_model": "self",
@@ -102,9 +105,13 @@ CONTRACT: Contract = {
         "execute_dummy_batch": "self",
         "sample_tokens": "self grammar_output",
         "take_draft_token_ids": "self",
-        **attributes("model_runner vllm_config model_config device parallel_config use_v2_model_runner"),
+        **attributes(
+            "model_runner vllm_config model_config device parallel_config use_v2_model_runner peak_activation_memory"
+            " cudagraph_memory_estimate"
+        ),
     },
     "vllm.utils.torch_utils": {"set_random_seed": "seed data_parallel_index"},
+    "vllm.envs": attributes("VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS"),
     "vllm.v1.worker.gpu_model_runner.GPUModelRunner": {
         "__init__": "self vllm_config device",
         "load_model": "",

@@ -177,7 +177,7 @@ class TreeModelRunner(TreeSteps, TargetRunner):
         return self._draft(state, next_tokens, ids, positions, parts, firsts, not self._fits, most)
 
     def _copy_draft_token_ids_to_cpu(self, scheduler_output: Any, zeros_only: bool = False) -> None:
-        """Copy the drafts as the engine does, but a step ahead for grammars alone: our penalties read them on the device.
+        """Copy the drafts as the engine does, but a step ahead for grammars alone: penalties read them on the device.
 
         They lie side by side on the host, however many each request has: a copy into a part of each row would go
         through memory that is not pinned, and the host would wait for the whole drafting.

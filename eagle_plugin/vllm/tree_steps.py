@@ -62,6 +62,7 @@ class TreeSteps:
     drafter: HeadForwards
     linear: LinearLayers
 
+    needed_bytes = 0  # of device memory beside what is allocated at the start, for the largest step; 0: nobody knows
     _state: StepState | None = None  # of the step that was prepared last
     _step: DecodeStep | None = None  # what was captured
     _wanted: Shape | None = None  # what would be drafted now
@@ -285,14 +286,13 @@ class TreeSteps:
         """Keep drafts until the step that verifies them; returns their tokens [b, W - 1]."""
         whole = not state.in_prompts.any()
         step = self._step if self._step is not None and self._step.holds(drafts) else None
-        is_borrowed = step is not None
         sum_up = PathSums.__call__ if step is None else partial(step.path_sums, drafts.shape, state.is_greedy)
         self._shapes.launched(state.batch, drafts, whole, sum_up, None if limits is None else limits.drafting)
-        self._store.put(state.names, drafts, is_borrowed)
+        self._store.put(state.names, drafts, step is not None)
         if not self._has_reasoner:
             state.keep_parents(drafts)
         tokens = padded(drafts.tree.tokens[:, 1:], state.placeholders)
-        return tokens.clone() if is_borrowed else tokens  # the engine may copy them to the host later
+        return tokens if step is None else tokens.clone()  # the engine may copy them to the host later
 
     def _read_deferred(self, owners: Iterable[Owner]) -> None:
         """Let the head read what it has not read of these requests or blocks."""

@@ -217,7 +217,11 @@ def test_graphs_take_half_of_what_is_free(
     ],
 )
 def test_what_a_step_of_the_engine_needs_stays_free(
-    per_request: int, per_graph: int, sizes: list[int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    per_request: int,
+    per_graph: int,
+    sizes: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """5 GB are free, of which a step needs 4.25; what is not captured in the end takes nothing."""
     tried: list[CapturedRounds[Any]] = []
@@ -239,7 +243,9 @@ def test_what_a_step_of_the_engine_needs_stays_free(
     assert found.sizes() == sizes and {key[1] for key in found.functions._captured} == set(sizes)
     assert free("cpu") >= 4250
     left_out = ", ".join(str(size) for size in (1, 2, 4, 8) if size not in sizes)
-    assert [f"batches of {left_out} requests" in record.getMessage() for record in caplog.records] == [True] * bool(left_out)
+    assert [f"batches of {left_out} requests" in record.getMessage() for record in caplog.records] == [True] * bool(
+        left_out
+    )
 
 
 def test_sizes_on_a_gpu() -> None:

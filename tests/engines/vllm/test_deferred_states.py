@@ -22,7 +22,7 @@ from eagle_plugin.vllm.deferred_extend import DeferredRows, DeferredTokens, Owne
 
 BLOCK, BLOCKS, LONGEST = 2, 24, 16  # block 0 is nobody's
 ALPHABET = 2  # tokens: with few of them prompts begin alike
-ROWS_KEPT = 12  # by the limit of what is deferred
+ROWS_KEPT = 20  # by the limit of what is deferred
 
 
 def state_of(text: list[int], position: int) -> int:
@@ -263,4 +263,4 @@ def test_a_fault_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative controls."""
     monkeypatch.setattr(DeferredTokens, *FAULTS[fault])
     with pytest.raises((AssertionError, IndexError, KeyError, ValueError)):
-        run(World, 300, shrinks=False)
+        run(World, 600, shrinks=False)

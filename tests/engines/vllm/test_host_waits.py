@@ -87,9 +87,7 @@ def copying(monkeypatch: pytest.MonkeyPatch) -> Any:
         use_async_scheduling=True,
         num_spec_tokens=7,
         prev_num_spec_tokens=7,
-        input_batch=SimpleNamespace(
-            req_ids=["a", "b"], sampling_metadata=SimpleNamespace(output_token_ids=[[5], [6]])
-        ),
+        input_batch=SimpleNamespace(req_ids=["a", "b"], sampling_metadata=SimpleNamespace(output_token_ids=[[5], [6]])),
         draft_token_ids_copy_stream=nothing,
         draft_token_ids_event=nothing,
         _draft_token_req_ids=None,
