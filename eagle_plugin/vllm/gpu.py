@@ -29,8 +29,8 @@ def unsupported_on_gpu(vllm_config: Any) -> list[str]:
         ),
         (
             bool(flag := turned_full(vllm_config)),
-            f"--compilation-config {flag}: with it vLLM takes cudagraph_mode FULL; attention over trees stays outside of "
-            "CUDA graphs",
+            f"--compilation-config {flag}: with it vLLM takes cudagraph_mode FULL; attention over trees stays outside "
+            "of CUDA graphs",
         ),
         (envs.VLLM_USE_BREAKABLE_CUDAGRAPH, "VLLM_USE_BREAKABLE_CUDAGRAPH: it is not served yet"),
         (envs.VLLM_BATCH_INVARIANT, "VLLM_BATCH_INVARIANT: batch-invariant attention is not served yet"),

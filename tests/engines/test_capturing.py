@@ -14,7 +14,8 @@ from eagle_plugin.runtime.capturing import gpu_sizes
 
 
 @pytest.mark.parametrize(
-    ("drafted", "most", "sizes", "graphs"), [(3, 256, 20, 560), (3, 1024, 24, 613), (7, 256, 20, 832), (7, 1024, 24, 885)]
+    ("drafted", "most", "sizes", "graphs"),
+    [(3, 256, 20, 560), (3, 1024, 24, 613), (7, 256, 20, 832), (7, 1024, 24, 885)],
 )
 def test_how_many_graphs_vllm_gets(drafted: int, most: int, sizes: int, graphs: int) -> None:
     """The numbers of docs/gpu.md.

@@ -78,7 +78,7 @@ def test_the_control_is_found(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.fixture
 def copying(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A runner a step ahead, with room for 3 requests of 7 drafts on the host."""
+    """A runner that is scheduled ahead, with room for 3 requests of 7 drafts on the host."""
     nothing = SimpleNamespace(wait_stream=lambda _: None, record=lambda: None, synchronize=lambda: None)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: None)
     monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
