@@ -98,16 +98,27 @@ class CapturedRounds(Generic[Memory]):
         allocate: makes the memory for up to so many requests and rows, as much as fits; capture: captures the functions
         of a size, of `shapes_at` it.
         """
-        self.shapes, buckets = tuple(shapes), Buckets(sizes)
-        self.functions.clear()
-        self._narrower.clear()
-        self._buckets = Buckets([])
-        for size in list(buckets):
+        self.shapes, self._buckets, fitting = tuple(shapes), Buckets([]), Buckets([])
+        self._clear()
+        for largest in sorted(sizes, reverse=True):
+            buckets = Buckets([size for size in sizes if size <= largest])
+            undo = graph_memory.mark()
             rows = max(n * shape.width for n in buckets for shape in self.shapes_at(n))
-            with graph_memory.tried(buckets, size):
-                self._memory = allocate(size, rows)
-            if size in buckets:
+            with graph_memory.tried(buckets, largest):
+                self._memory = allocate(largest, rows)
+            if largest in buckets and self._capture_fitting(buckets, graph_memory, capture):
+                fitting = buckets
                 break
+            self._clear()
+            undo()
+        graph_memory.tell(set(sizes).difference(fitting), list(fitting))
+        self._buckets = fitting
+
+    def _capture_fitting(self, buckets: Buckets, graph_memory: GraphMemory, capture: Callable[[int], None]) -> bool:
+        """Capture what fits of these sizes; whether the sizes at a distance leave what a step needs.
+
+        Else the graphs of the largest, which are there already, take the place of theirs.
+        """
         captured: list[int] = []
         coarse = spaced(list(buckets), 4)
         for size in coarse_first(list(buckets)):
@@ -118,10 +129,16 @@ class CapturedRounds(Generic[Memory]):
             if size in buckets:
                 captured.append(size)
             else:
+                if size in coarse and graph_memory.is_short():
+                    return False
                 self._forget(size)  # its graphs hold memory
             graph_memory.keep_rest_free(buckets, {*captured, *coarse})
-        graph_memory.tell(captured)
-        self._buckets = buckets
+        return True
+
+    def _clear(self) -> None:
+        self._narrower.clear()
+        self.functions.clear()
+        vars(self).pop("_memory", None)
 
     def _forget(self, size: int) -> None:
         self.functions.forget(lambda key: key[1] == size)

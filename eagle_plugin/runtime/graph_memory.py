@@ -18,7 +18,7 @@ LOGGER = logging.getLogger("eagle_plugin")
 class GraphMemory:
     """What is free when the captures begin; the graphs get half of it, because long prompts need memory later.
 
-    A few sizes at a distance have theirs all the same.
+    A few sizes at a distance have theirs all the same, as long as what a step needs is free.
 
     A size has graphs in all ranks or in none: what a graph sends to the other ranks goes over other channels than
     without graphs.
@@ -32,60 +32,67 @@ class GraphMemory:
         memory_flag: str = "",
         batch_flag: str = "",
         mark: Callable[[], Callable[[], Any]] = lambda: lambda: None,
+        needed: int = 0,
     ) -> None:
         """kind: of the device. The flags are the engine's for the memory that it takes, and for the largest batch.
 
-        mark: called before each size; if the size is left out, its answer is called, to undo what else its captures did
-        in this rank.
+        mark: called before captures; if they are dropped, its answer is called, to undo what else they did in this
+        rank. needed: bytes that a step of the engine takes for a time, as far as it knows; they stay free.
         """
         self._kind, self._in_any_rank, self._logger = kind, in_any_rank, logger
-        self._flags, self._mark = (memory_flag, batch_flag), mark
-        self._least_free = free_bytes(kind) // 2
-        self._left_out: list[int] = []
+        self._flags, self.mark = (memory_flag, batch_flag), mark
+        self._needed = needed
+        self._least_free = max(self._free() // 2, needed)
 
     @contextmanager
     def tried(self, buckets: Buckets, size: int) -> Iterator[None]:
-        """Around allocations or captures of one size: it leaves the buckets if they run out of memory in any rank.
+        """Around allocations or captures of one size: it leaves the buckets if they run out of memory in any rank, or
+        leave less than a step needs.
 
         What else is raised in one rank ends the captures of all of them (`raised_in_all_ranks`).
         """
-        out_of_memory, undo = False, self._mark()
+        out_of_memory, undo = False, self.mark()
         with raised_in_all_ranks(self._in_any_rank):
             try:
                 yield
             except torch.OutOfMemoryError:
                 out_of_memory = True
-        if self._in_any_rank(out_of_memory):
-            self._leave_out(buckets, size)
+        if self._in_any_rank(out_of_memory or self._leaves_too_little()):
+            buckets.drop(size)
             undo()
-            if self._kind == "cuda":
-                torch.cuda.empty_cache()
+
+    def is_short(self) -> bool:
+        """Whether less is free in any rank than a step needs."""
+        return self._in_any_rank(self._leaves_too_little())
 
     def keep_rest_free(self, buckets: Buckets, kept: Collection[int]) -> None:
         """After captures: all sizes but these leave the buckets if the graphs have taken their half."""
-        if self._in_any_rank(free_bytes(self._kind) < self._least_free):
+        if self._in_any_rank(self._free() < self._least_free):
             for size in [size for size in buckets if size not in kept]:
-                self._leave_out(buckets, size)
+                buckets.drop(size)
 
-    def tell(self, captured: Collection[int]) -> None:
+    def tell(self, left_out: Collection[int], captured: Collection[int]) -> None:
         """A warning about the sizes that were left out; captured: the others."""
-        if not self._left_out:
+        if not left_out:
             return
         (memory_flag, batch_flag), largest = self._flags, max(captured, default=0)
         self._logger.warning(
             "eagle-plugin: there is no memory for the CUDA graphs of batches of %s requests; %s; give the server a "
             "smaller %s",
-            ", ".join(map(str, sorted(self._left_out))),
+            ", ".join(map(str, sorted(left_out))),
             "they are padded to the next size that has graphs"
-            if max(self._left_out) < largest
+            if max(left_out) < largest
             else f"those of more than {largest} are served without graphs",
-            memory_flag + (f", or {batch_flag} {largest}" if 0 < largest < max(self._left_out) else ""),
+            memory_flag + (f", or {batch_flag} {largest}" if 0 < largest < max(left_out) else ""),
         )
-        self._left_out.clear()
 
-    def _leave_out(self, buckets: Buckets, size: int) -> None:
-        buckets.drop(size)
-        self._left_out.append(size)
+    def _leaves_too_little(self) -> bool:
+        return self._needed > 0 and self._free() < self._needed
+
+    def _free(self) -> int:
+        if self._kind == "cuda":
+            torch.cuda.empty_cache()  # what torch keeps of earlier steps is there for later ones
+        return free_bytes(self._kind)
 
 
 def free_bytes(kind: str) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import time
+import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -54,8 +55,8 @@ class CudaCapturer:
     """
 
     def __init__(self) -> None:
-        # The first graph, kept as long as there are captures: torch asserts that a pool which it is given is in use.
-        self._first: Any = None
+        # torch asserts that a pool which it is given is in use; one that is not gives its memory back.
+        self._living: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def capture(self, function: Callable[[], T]) -> tuple[Graph, T]:
         """To be called with a stream other than the default one as the current one.
@@ -79,11 +80,11 @@ class CudaCapturer:
             if is_out_of_memory(error) and not isinstance(error, torch.OutOfMemoryError):
                 raise torch.OutOfMemoryError(str(error)) from error
             raise
-        self._first = self._first or graph
+        self._living.add(graph)
         return graph, result
 
     def _pool(self) -> Any:
-        return None if self._first is None else self._first.pool()
+        return next((graph.pool() for graph in self._living), None)
 
 
 def _wait_for_warm_up() -> None:

@@ -106,7 +106,8 @@ class DeferredTokens:
 
     It is read into the blocks that its request had, so these must be the request's until then: `can_wait`. Its owners
     are requests by name, and of requests that are gone vLLM's blocks by number. What all of them have is limited
-    together, by `deferred_limit.MOST_BYTES`.
+    together, by `deferred_limit.MOST_BYTES`, where `can_keep` and `excess` are asked before each `add`. What the limit
+    does not count are the slot tables, 4 bytes per position of a request.
     """
 
     def __init__(self, block_size: int, group: int = 0, can_wait: bool = True) -> None:
@@ -219,11 +220,15 @@ class DeferredTokens:
                 found.append(owner)
         return found
 
-    def excess(self) -> list[Owner]:
-        """What to read now, because more is kept than may be: blocks first, no more of them than it takes."""
-        if not self._kept:
-            return []
-        most = most_deferred(self._features.shape[1] * self._features.element_size())
+    @staticmethod
+    def can_keep(parts: Sequence[Tensor]) -> bool:
+        """Whether a step has no more rows than may be kept; parts [N, ...]: the target's states of its rows."""
+        return len(parts[0]) <= most_deferred(sum(part.shape[1] * part.element_size() for part in parts))
+
+    def excess(self, rows: PlainRows) -> list[Owner]:
+        """What to read before the rows of a step are added, because there would be more than may be kept: blocks first,
+        no more of them than it takes."""
+        most = most_deferred(rows.features.shape[1] * rows.features.element_size()) - len(rows.features)
         over = self.rows - most
         chosen: list[Owner] = []
         for owner, kept in self._kept.items() if over > 0 else ():
@@ -270,7 +275,7 @@ class DeferredTokens:
         n, size = len(rows.features), len(self._features)
         if n > len(self._free):
             most = most_deferred(rows.features.shape[1] * rows.features.element_size())
-            larger = max(min(2 * size, most), size + n)
+            larger = max(min(2 * size, most), self.rows + n)
             tokens = rows.tokens.new_empty(larger)
             features = rows.features.new_empty(larger, rows.features.shape[1])
             if size:

@@ -97,7 +97,10 @@ CONTRACT: Contract = {
         " logits_processors"
     )
     | {"get_vocab_size": "self"},
-    "vllm.config.CompilationConfig": attributes("cudagraph_mode mode static_forward_context"),
+    "vllm.config.CompilationConfig": attributes(
+        "cudagraph_mode mode static_forward_context splitting_ops pass_config use_inductor_graph_partition"
+    ),
+    "vllm.config.PassConfig": attributes("fuse_attn_quant"),
     # The worker and its runner.
     "vllm.v1.worker.cpu_worker.CPUWorker": {
         "compile_or_warm_up_model": "self",
@@ -110,9 +113,13 @@ CONTRACT: Contract = {
         "execute_dummy_batch": "self",
         "sample_tokens": "self grammar_output",
         "take_draft_token_ids": "self",
-        **attributes("model_runner vllm_config model_config device parallel_config use_v2_model_runner"),
+        **attributes(
+            "model_runner vllm_config model_config device parallel_config use_v2_model_runner peak_activation_memory"
+            " cudagraph_memory_estimate"
+        ),
     },
     "vllm.utils.torch_utils": {"set_random_seed": "seed data_parallel_index"},
+    "vllm.envs": attributes("VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS"),
     "vllm.v1.worker.gpu_model_runner.GPUModelRunner": {
         "__init__": "self vllm_config device",
         "load_model": "",
@@ -128,6 +135,7 @@ CONTRACT: Contract = {
         "take_draft_token_ids": "self",
         "_copy_valid_sampled_token_count": "self next_token_ids valid_sampled_tokens_count",
         "_get_valid_sampled_token_count": "self",
+        "_copy_draft_token_ids_to_cpu": "self scheduler_output zeros_only",
         "sample_tokens": "self grammar_output",
         "get_model": "self",
         **attributes(
@@ -136,6 +144,7 @@ CONTRACT: Contract = {
             " speculative_config use_async_scheduling vllm_config optimistic_seq_lens_cpu max_model_len"
             " lora_config dtype use_aux_hidden_state_outputs num_spec_tokens drafter supports_mm_inputs uses_mrope"
             " mrope_positions enable_prompt_embeds is_token_ids effective_drafter_max_model_len"
+            " draft_token_ids_cpu prev_num_spec_tokens"
         ),
         "_model_forward": "self input_ids positions intermediate_tensors inputs_embeds ...",
         "maybe_select_dummy_loras": "",
@@ -160,7 +169,7 @@ CONTRACT: Contract = {
     "vllm.v1.worker.utils.AttentionGroup": {"get_metadata_builder": "self ubatch_id"},
     "vllm.v1.core.sched.output.SchedulerOutput": attributes(
         "finished_req_ids preempted_req_ids total_num_scheduled_tokens scheduled_new_reqs scheduled_cached_reqs"
-        " pending_structured_output_tokens num_spec_tokens_to_schedule"
+        " pending_structured_output_tokens num_spec_tokens_to_schedule has_structured_output_requests"
     ),
     "vllm.v1.core.sched.output.NewRequestData": attributes(
         "req_id block_ids num_computed_tokens prompt_token_ids prefill_token_ids sampling_params lora_request"

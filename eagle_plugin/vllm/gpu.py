@@ -15,6 +15,8 @@ def unsupported_on_gpu(vllm_config: Any) -> list[str]:
     from vllm import envs
     from vllm.config import CUDAGraphMode
 
+    from eagle_plugin.vllm.graph_modes import turned_full
+
     model, draft = vllm_config.model_config, vllm_config.speculative_config.draft_model_config
     offload = vllm_config.offload_config
     mode = vllm_config.compilation_config.cudagraph_mode
@@ -25,6 +27,11 @@ def unsupported_on_gpu(vllm_config: Any) -> list[str]:
         (
             mode is not None and mode.mixed_mode() == CUDAGraphMode.FULL,
             "cudagraph_mode FULL: attention over trees stays outside of CUDA graphs; PIECEWISE is served",
+        ),
+        (
+            bool(flag := turned_full(vllm_config)),
+            f"--compilation-config {flag}: with it vLLM takes cudagraph_mode FULL; attention over trees stays outside "
+            "of CUDA graphs",
         ),
         (envs.VLLM_USE_BREAKABLE_CUDAGRAPH, "VLLM_USE_BREAKABLE_CUDAGRAPH: it is not served yet"),
         (envs.VLLM_BATCH_INVARIANT, "VLLM_BATCH_INVARIANT: batch-invariant attention is not served yet"),

@@ -20,3 +20,15 @@ def wants_graphs(vllm_config: Any) -> bool:
 def is_compiled(vllm_config: Any) -> bool:
     """Whether torch compiles the models of this ``VllmConfig``."""
     return bool(vllm_config.compilation_config.mode != CompilationMode.NONE)
+
+
+def turned_full(vllm_config: Any) -> str:
+    """The flag for which vLLM makes FULL of the mode of this ``VllmConfig`` after it has asked the platform; "" without
+    such a flag."""
+    compilation = vllm_config.compilation_config
+    mode, splitting = compilation.cudagraph_mode, compilation.splitting_ops
+    if compilation.mode != CompilationMode.VLLM_COMPILE or mode is None:
+        return ""
+    if compilation.pass_config.fuse_attn_quant and not compilation.use_inductor_graph_partition:
+        return "fuse_attn_quant" if splitting is None and mode.has_piecewise_cudagraphs() else ""
+    return "splitting_ops []" if splitting == [] and mode == CUDAGraphMode.FULL_AND_PIECEWISE else ""

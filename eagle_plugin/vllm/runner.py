@@ -37,6 +37,8 @@ class TreeModelRunner(TreeSteps, TargetRunner):
         engine = vllm_config.parallel_config.data_parallel_index
         self._draws = RequestDraws(self.input_batch.vocab_size, device, self.model_config.seed, engine)
         self._sampled: StepState | None = None  # of the step that was sampled last
+        assert self.draft_token_ids_cpu is not None
+        self._drafts_on_host: Tensor = self.draft_token_ids_cpu.view(-1)  # pinned; room for the drafts of a step
         # With drafts vLLM itself leaves min_p and logit_bias out.
         self.input_batch.logitsprocs = LogitsProcessors(
             processor(vllm_config, device, PIN_MEMORY) for processor in BUILTIN_LOGITS_PROCESSORS
@@ -173,6 +175,20 @@ class TreeModelRunner(TreeSteps, TargetRunner):
         firsts = self.input_batch.num_computed_tokens_cpu[: state.batch.b].tolist()
         most = None if self._fits else self.effective_drafter_max_model_len
         return self._draft(state, next_tokens, ids, positions, parts, firsts, not self._fits, most)
+
+    def _copy_draft_token_ids_to_cpu(self, scheduler_output: Any, zeros_only: bool = False) -> None:
+        """Copy the drafts as the engine does, but a step ahead for grammars alone: penalties read them on the device.
+
+        They lie side by side on the host, however many each request has: a copy into a part of each row would go
+        through memory that is not pinned, and the host would wait for the whole drafting.
+        """
+        drafts = self._draft_token_ids
+        assert isinstance(drafts, Tensor)
+        if self.use_async_scheduling and not scheduler_output.has_structured_output_requests:
+            self.prev_num_spec_tokens = drafts.shape[1]
+            return
+        self.draft_token_ids_cpu = self._drafts_on_host[: drafts.numel()].view(drafts.shape)
+        super()._copy_draft_token_ids_to_cpu(scheduler_output, zeros_only)
 
     def sample_tokens(self, grammar_output: Any) -> Any:
         """End a step as the engine does; a scheduler that is ahead hears of the shape that we would draft now."""

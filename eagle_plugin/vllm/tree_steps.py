@@ -62,6 +62,7 @@ class TreeSteps:
     drafter: HeadForwards
     linear: LinearLayers
 
+    needed_bytes = 0  # of device memory beside what is allocated at the start, for the largest step; 0: nobody knows
     _state: StepState | None = None  # of the step that was prepared last
     _step: DecodeStep | None = None  # what was captured
     _wanted: Shape | None = None  # what would be drafted now
@@ -236,11 +237,12 @@ class TreeSteps:
             rows = self._lookup_rows.of(state.names, state.in_prompts)
             self._lookup_rows.lookups.append(rows, batch.roots, accepted)
         slot_table = state.layers[next(iter(self.drafter._draft_attn_layer_names))].slot_table
-        if shape == PLAIN and not len(batch.trees) and self._defers and most_positions is None:
+        can_wait = self._defers and most_positions is None and self._deferred.can_keep(parts)
+        if shape == PLAIN and not len(batch.trees) and can_wait:
             self._shapes.begin(shape, batch)
             plain = PlainRows.after(batch, next_tokens, ids, side_by_side(parts))
+            self._read_deferred(self._deferred.excess(plain))
             self._deferred.add(state.names, firsts, batch.host_lens, plain, slot_table, self._requests)
-            self._read_deferred(self._deferred.excess())
             return self._keep(state, root_drafts(batch.b, self.device))
         self._read_deferred(state.names)
         step = self._step
@@ -284,15 +286,13 @@ class TreeSteps:
         """Keep drafts until the step that verifies them; returns their tokens [b, W - 1]."""
         whole = not state.in_prompts.any()
         step = self._step if self._step is not None and self._step.holds(drafts) else None
-        is_borrowed = step is not None
         sum_up = PathSums.__call__ if step is None else partial(step.path_sums, drafts.shape, state.is_greedy)
-        drafting = None if limits is None else limits.drafting
-        self._shapes.launched(state.batch, drafts, whole, sum_up, drafting)
-        self._store.put(state.names, drafts, is_borrowed)
+        self._shapes.launched(state.batch, drafts, whole, sum_up, None if limits is None else limits.drafting)
+        self._store.put(state.names, drafts, step is not None)
         if not self._has_reasoner:
             state.keep_parents(drafts)
         tokens = padded(drafts.tree.tokens[:, 1:], state.placeholders)
-        return tokens.clone() if is_borrowed else tokens  # the engine may copy them to the host later
+        return tokens if step is None else tokens.clone()  # the engine may copy them to the host later
 
     def _read_deferred(self, owners: Iterable[Owner]) -> None:
         """Let the head read what it has not read of these requests or blocks."""

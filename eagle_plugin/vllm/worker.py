@@ -8,10 +8,12 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
+from vllm import envs
 from vllm.utils.torch_utils import set_random_seed
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.worker.gpu_worker import Worker
 
+from eagle_plugin.runtime.deferred_limit import MOST_BYTES
 from eagle_plugin.vllm.executor import TreeExecutor, with_drafts
 from eagle_plugin.vllm.plugin_config import plugin_config
 from eagle_plugin.vllm.ranks import rank_logger
@@ -22,6 +24,18 @@ if TYPE_CHECKING:
     from eagle_plugin.vllm.v2_runner import V2TreeModelRunner
 
 logger = logging.getLogger("vllm.eagle_plugin")
+
+
+def needed_bytes(worker: Worker) -> int:
+    """The device memory that the largest step takes for a time, by the profile of vLLM's worker, with what the head has
+    not read yet; 0 where the size of the caches was given, and nothing profiled.
+
+    vLLM's number has its estimate of its own graphs in it, which are there by now.
+    """
+    peak: int = getattr(worker, "peak_activation_memory", 0)
+    if peak and envs.VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS:
+        peak -= worker.cudagraph_memory_estimate
+    return peak + MOST_BYTES if peak else 0
 
 
 class TreeWorker(Worker):
@@ -45,6 +59,7 @@ class TreeWorker(Worker):
         runner, log = self.model_runner, rank_logger(logger)
         ours = plugin_config(self.vllm_config.speculative_config)
         assert ours is not None
+        runner.needed_bytes = needed_bytes(self)
         with first_rounds(runner, ours.subject, log):
             runner.capture_steps()
         check_rounds(runner, ours.subject, log)

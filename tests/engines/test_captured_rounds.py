@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import pytest
 import torch
@@ -31,11 +32,12 @@ LOGGER = logging.getLogger("test")
 class Doubled(CapturedRounds[RoundMemory]):
     """Its one function doubles the roots of a round."""
 
-    def __init__(self, fits: int = 8, graphs_fit: int = 8) -> None:
-        """fits: requests that the memory has room for; graphs_fit: those that the graphs have room for beside it."""
+    def __init__(self, fits: int = 8, graphs_fit: int = 8, needed: int = 0) -> None:
+        """fits: requests that the memory has room for; graphs_fit: those that the graphs have room for beside it;
+        needed: bytes of a step of the engine."""
         super().__init__()
         self._fits, self._graphs_fit = fits, graphs_fit
-        memory = GraphMemory("cpu", bool, LOGGER, "--memory", "--most-requests")
+        memory = GraphMemory("cpu", bool, LOGGER, "--memory", "--most-requests", needed)
         with capturer_for(self, "cpu", LOGGER) as self.capturer:
             self._capture_sizes([SHAPE], [1, 2, 4, 8], memory, self._allocate, self._capture_size)
 
@@ -201,6 +203,49 @@ def test_graphs_take_half_of_what_is_free(
     assert Measured().sizes() == sizes
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert len(warnings) == bool(told) and all(told in warning for warning in warnings)
+
+
+@pytest.mark.parametrize(
+    ("per_request", "per_graph", "sizes"),
+    [
+        (5, 4, [8, 4, 2, 1]),  # MB of the memory and of the graphs of a size, per request
+        (100, 1, [4, 2, 1]),  # with the memory for 8 too little is left
+        (50, 60, [4, 2, 1]),  # with the graphs of 8
+        (5, 50, [8, 2, 1]),  # with those of 4, which lie between others
+        (60, 32, [4, 2, 1]),  # with those of 1 beside those of 8
+        (800, 1, []),
+    ],
+)
+def test_what_a_step_of_the_engine_needs_stays_free(
+    per_request: int,
+    per_graph: int,
+    sizes: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """5 GB are free, of which a step needs 4.25; what is not captured in the end takes nothing."""
+    tried: list[CapturedRounds[Any]] = []
+
+    def free(kind: str) -> int:
+        graphs = sum(key[1] for one in tried for key in one.functions._captured)
+        memory = sum(one._memory.most for one in tried if hasattr(one, "_memory"))
+        return 5000 - per_request * memory - per_graph * graphs
+
+    class Measured(Doubled):
+        def _allocate(self, most: int, rows: int) -> RoundMemory:
+            tried[:] = [self]
+            memory = super()._allocate(most, rows)
+            memory.most = most
+            return memory
+
+    monkeypatch.setattr(graph_memory, "free_bytes", free)
+    found = Measured(needed=4250)
+    assert found.sizes() == sizes and {key[1] for key in found.functions._captured} == set(sizes)
+    assert free("cpu") >= 4250
+    left_out = ", ".join(str(size) for size in (1, 2, 4, 8) if size not in sizes)
+    assert [f"batches of {left_out} requests" in record.getMessage() for record in caplog.records] == [True] * bool(
+        left_out
+    )
 
 
 def test_sizes_on_a_gpu() -> None:

@@ -13,14 +13,17 @@ from eagle_plugin.runtime.captured_rounds import fits
 from eagle_plugin.runtime.capturing import gpu_sizes
 
 
-@pytest.mark.parametrize(("most", "sizes", "graphs"), [(256, 20, 560), (1024, 24, 613)])
-def test_how_many_graphs_vllm_gets(most: int, sizes: int, graphs: int) -> None:
-    """The numbers of docs/gpu.md, of 3 drafted tokens.
+@pytest.mark.parametrize(
+    ("drafted", "most", "sizes", "graphs"),
+    [(3, 256, 20, 560), (3, 1024, 24, 613), (7, 256, 20, 832), (7, 1024, 24, 885)],
+)
+def test_how_many_graphs_vllm_gets(drafted: int, most: int, sizes: int, graphs: int) -> None:
+    """The numbers of docs/gpu.md.
 
     Per size verify of each width, plain steps too; and of each shape draft, sums, walk and extend, for greedy and for
     sampled batches.
     """
-    shapes = [shape for shape in captured_shapes(shape_for(3, on_gpu=True)) if shape != PLAIN]
+    shapes = [shape for shape in captured_shapes(shape_for(drafted, on_gpu=True)) if shape != PLAIN]
     captured = [[shape for shape in shapes if fits(shape, size)] for size in gpu_sizes(most)]
     assert sum(map(bool, captured)) == sizes
     assert sum(1 + len({shape.width for shape in trees}) + 2 * 4 * len(trees) for trees in captured) == graphs

@@ -44,8 +44,9 @@ def test_what_was_not_captured_runs_as_it_is() -> None:
     assert functions.run("key", lambda: 7) == 6 and replayed == ["once"] and functions.replays == 1
 
 
-def test_the_pool_of_graphs_stays_in_use_while_some_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch asserts it: all graphs of the largest batch size may be dropped before the next size is captured."""
+def test_graphs_share_the_pool_of_those_that_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch asserts that a pool is in use: all graphs of the largest batch size may be dropped before the next size is
+    captured. Then the memory of that pool is free."""
     living, pools = weakref.WeakSet[Any](), list[Any]()
 
     class Graph:
@@ -56,7 +57,7 @@ def test_the_pool_of_graphs_stays_in_use_while_some_are_forgotten(monkeypatch: p
             return "pool"
 
     def graph(_: Any, *, pool: Any, stream: Any) -> Any:
-        assert pool is None or len(living) > 1, "no graph but this one uses the pool"
+        assert (pool is None) == (len(living) == 1), "whether a graph beside this one uses the pool"
         pools.append(pool)
         return contextlib.nullcontext()
 
@@ -64,10 +65,11 @@ def test_the_pool_of_graphs_stays_in_use_while_some_are_forgotten(monkeypatch: p
     for name, value in {"graph": graph, "CUDAGraph": Graph, "Event": lambda: ended, "current_stream": int}.items():
         monkeypatch.setattr(torch.cuda, name, value)
     capturer, functions = CudaCapturer(), CapturedFunctions()
-    for size in (8, 4):
+    for size in (8, 4, 2):
         functions.capture(capturer, ("draft", size), lambda: 1)
-        functions.forget(lambda key: key[1] == 8)
-    assert pools == [None, "pool"] and ("draft", 8) not in functions and ("draft", 4) in functions
+        functions.capture(capturer, ("walk", size), lambda: 1)
+        functions.forget(lambda key: key[1] == 8 or key == ("draft", 4))
+    assert pools == [None, "pool", None, "pool", "pool", "pool"] and len(functions) == 3
 
 
 @pytest.mark.parametrize("ends", [False, True], ids=["the end of the capture fails", "the capture ends"])

@@ -33,7 +33,7 @@ def runner_of(
     config = SimpleNamespace(model_config=model, compilation_config=compilation, parallel_config=parallel)
     device = SimpleNamespace(type=kind)
     wanted = wants_graphs(config)  # as a runner asks when it is made
-    return SimpleNamespace(vllm_config=config, model_config=model, device=device, wants_graphs=wanted)
+    return SimpleNamespace(vllm_config=config, model_config=model, device=device, wants_graphs=wanted, needed_bytes=0)
 
 
 @pytest.fixture(autouse=True)

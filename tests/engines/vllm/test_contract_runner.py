@@ -95,6 +95,10 @@ def test_drafts_may_have_another_width_in_every_step() -> None:
     assert returned(GPUModelRunner._get_draft_token_ids_cpu)[-1].startswith(
         "(self.draft_token_ids_cpu[:len(req_ids), :num_spec_tokens].tolist(), "
     )
+    # Both find our buffer, which has exactly as many places.
+    assert holds(
+        copied, "self.draft_token_ids_cpu[:num_reqs, :num_spec_tokens].copy_(draft_token_ids, non_blocking=True)"
+    )
     assert calls(EngineCore.post_step, "update_draft_token_ids")
     # Scheduled ahead, it puts as many placeholders as it was started with.
     assert holds(

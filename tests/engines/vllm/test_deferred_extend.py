@@ -207,29 +207,42 @@ def test_who_has_rows_in_a_block() -> None:
     assert kept.of_blocks({12, 20, 99}) == ["a", "b"] and kept.of_blocks(set()) == []
 
 
+def excess(kept: DeferredTokens, n: int) -> list[Owner]:
+    """What is read before a step of n rows."""
+    return kept.excess(PlainRows(torch.zeros(n, dtype=torch.int32), torch.zeros(n, 3)))
+
+
 def test_of_too_much_blocks_are_read_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deferred_limit, "MOST_BYTES", 10 * 3 * 4)  # 10 rows
     kept = DeferredTokens(BLOCK)
     add(kept, "a", [0], [8])
     kept.leave("a")
+    assert excess(kept, 2) == []
     add(kept, "b", [0], [2])
-    assert kept.excess() == []
-    add(kept, "c", [0], [1])
-    assert kept.excess() == [10]
-    add(kept, "d", [0], [12])
-    assert kept.excess() == [10, 11, "d"]
+    assert excess(kept, 1) == [10]
+    assert excess(kept, 9) == [10, 11, "b"]
 
 
 def test_too_much_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deferred_limit, "MOST_BYTES", 10 * 3 * 4)  # 10 rows
     kept = DeferredTokens(BLOCK)
-    assert kept.excess() == []
-    add(kept, "abc", [0, 0, 0], [3, 6, 1])
-    assert kept.excess() == []
-    add(kept, "abc", [3, 6, 1])
-    assert kept.excess() == ["b", "a"]
-    take(kept, "".join(kept.excess()))
-    assert kept.excess() == [] and len(kept) == 1 and len(kept._features) <= 13
+    assert excess(kept, 10) == []
+    add(kept, "abc", [0, 0, 0], [3, 5, 1])
+    assert excess(kept, 1) == []
+    assert excess(kept, 3) == ["b", "a"]
+    take(kept, "".join(map(str, excess(kept, 3))))
+    assert excess(kept, 3) == [] and len(kept) == 1
+
+
+def test_the_store_is_no_larger_than_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deferred_limit, "MOST_BYTES", 10 * 3 * 4)  # 10 rows
+    kept = DeferredTokens(BLOCK)
+    for first, n in ((0, 8), (8, 8), (16, 1), (17, 3), (20, 10)):
+        kept.take(excess(kept, n), MANY)
+        add(kept, "a", [first], [n])
+        assert n <= kept.rows <= len(kept._features) <= 10 and whole(kept)
+    parts = [torch.zeros(11, 2), torch.zeros(11, 1)]
+    assert kept.can_keep([part[:10] for part in parts]) and not kept.can_keep(parts)  # such a step is read at once
 
 
 SIZES: dict[str, Any] = {"block_size": BLOCK, "num_kv_heads": 2, "head_size": 64, "dtype": torch.float32}

@@ -7,16 +7,19 @@ runner's methods that ours replace (tests/support/vllm_host_waits.py).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from vllm import LLM
 from vllm_engines import engine, generate, runner
 from vllm_greedy import make_prompts, write_heads, write_target
 from vllm_host_waits import Guard
 
 from eagle_plugin.runtime.graph_emulator import recording_launches
+from eagle_plugin.vllm.runner import TreeModelRunner
 
 PROMPTS = make_prompts(8)
 FILTERED = {"temperature": 1.0, "top_p": 0.9, "top_k": 50, "min_p": 0.01}
@@ -71,3 +74,49 @@ def test_the_control_is_found(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None
     guard = Guard(served, monkeypatch)
     generate(llm, PROMPTS[:2], max_tokens=8)
     assert any("test_host_waits.py" in finding for finding in guard.findings)
+
+
+@pytest.fixture
+def copying(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A runner that is scheduled ahead, with room for 3 requests of 7 drafts on the host."""
+    nothing = SimpleNamespace(wait_stream=lambda _: None, record=lambda: None, synchronize=lambda: None)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: None)
+    monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
+    made: Any = TreeModelRunner.__new__(TreeModelRunner)
+    vars(made).update(
+        use_async_scheduling=True,
+        num_spec_tokens=7,
+        prev_num_spec_tokens=7,
+        input_batch=SimpleNamespace(req_ids=["a", "b"], sampling_metadata=SimpleNamespace(output_token_ids=[[5], [6]])),
+        draft_token_ids_copy_stream=nothing,
+        draft_token_ids_event=nothing,
+        _draft_token_req_ids=None,
+        _drafts_on_host=torch.full((21,), -1),
+        _sampled=None,
+    )
+    return made
+
+
+def test_penalties_need_no_drafts_on_the_host(copying: Any) -> None:
+    """vLLM's own worker copies them, for penalties at its drafts; ours are computed on the device."""
+    copying._draft_token_ids = torch.arange(8).view(2, 4)[:, 1:]
+    copying._copy_draft_token_ids_to_cpu(SimpleNamespace(has_structured_output_requests=False))
+    assert copying.take_draft_token_ids() is None and copying.prev_num_spec_tokens == 3
+    assert copying._drafts_on_host.tolist() == [-1] * 21
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_drafts_on_the_host_lie_side_by_side(copying: Any, ahead: bool) -> None:
+    """A copy to places with gaps between them goes through other memory, for which the host waits."""
+    copying.use_async_scheduling = ahead
+    for width in (3, 7, 0, 2):
+        tokens = torch.arange(2 * (width + 1)).view(2, width + 1)[:, 1:]
+        copying._draft_token_ids = tokens
+        copying._copy_draft_token_ids_to_cpu(SimpleNamespace(has_structured_output_requests=ahead))
+        assert copying.draft_token_ids_cpu.is_contiguous() and copying.draft_token_ids_cpu.dtype == tokens.dtype
+        assert copying.draft_token_ids_cpu.data_ptr() == copying._drafts_on_host.data_ptr() or not width
+        drafts = copying.take_draft_token_ids()
+        assert drafts.req_ids == ["a", "b"] and drafts.draft_token_ids == tokens.tolist()
+        assert copying.prev_num_spec_tokens == width
+    copying._copy_draft_token_ids_to_cpu(SimpleNamespace(has_structured_output_requests=ahead), zeros_only=True)
+    assert copying.take_draft_token_ids().draft_token_ids == [[0, 0], [0, 0]]

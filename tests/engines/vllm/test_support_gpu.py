@@ -111,6 +111,30 @@ def test_what_a_gpu_does_not_serve(change: Any, named: str, gpu_config: Any) -> 
     assert reason.startswith(named)
 
 
+@pytest.mark.parametrize("mode", list(CUDAGraphMode))
+@pytest.mark.parametrize("inductor", [False, True])
+@pytest.mark.parametrize("splitting", [None, []])
+@pytest.mark.parametrize("fuses", [False, True])
+def test_what_vllm_makes_full_later_is_left_to_it(
+    fuses: bool, splitting: list[str] | None, inductor: bool, mode: CUDAGraphMode, gpu_config: Any
+) -> None:
+    """It decides after it has asked the platform; then the start would end where the caches are made."""
+    config = gpu_config()
+    compilation = config.compilation_config
+    compilation.mode, compilation.cudagraph_mode, compilation.splitting_ops = (
+        CompilationMode.VLLM_COMPILE, mode, splitting
+    )  # fmt: skip
+    compilation.pass_config.fuse_attn_quant, compilation.use_inductor_graph_partition = fuses, inductor
+    reasons = unsupported.unsupported_reasons(config)
+    compilation.set_splitting_ops_for_v1(all2all_backend="")
+    assert bool(reasons) is (compilation.cudagraph_mode.mixed_mode() == CUDAGraphMode.FULL)
+    if mode.mixed_mode() != CUDAGraphMode.FULL:
+        flag = "fuse_attn_quant" if fuses and not inductor else r"splitting_ops []"
+        assert [reason.partition(": ")[0] for reason in reasons] == [f"--compilation-config {flag}"] * len(reasons)
+    compilation.mode, compilation.cudagraph_mode = CompilationMode.NONE, CUDAGraphMode.PIECEWISE
+    assert unsupported.unsupported_reasons(config) == []
+
+
 def test_linear_layers_with_prefix_caching_are_left_to_vllm(gpu_config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its own drafts have both on a GPU; a CPU's server would run without prefix caching."""
     config = gpu_config()
@@ -136,6 +160,7 @@ def test_the_record_of_a_round_is_of_one_way_to_run_it(
     object.__setattr__(compiled.compilation_config, "mode", CompilationMode.VLLM_COMPILE)
     for config in (compiled, other):
         object.__setattr__(config.compilation_config, "cudagraph_mode", CUDAGraphMode.FULL_AND_PIECEWISE)
+        config.compilation_config.splitting_ops = None  # as it is when the platform is asked
     if change == "graphs":
         object.__setattr__(other.compilation_config, "cudagraph_mode", CUDAGraphMode.NONE)
     for config in (compiled, other):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -91,3 +92,25 @@ def test_a_cpu_begins_there_too(v2: bool, monkeypatch: pytest.MonkeyPatch) -> No
     first = calls.index("capture_steps")
     assert calls[first:] == [*OURS, "set_random_seed"]
     assert calls[0] == "huge pages" and set(calls[1:first]) <= {"set_random_seed", "warmup_kernels"}
+
+
+@pytest.mark.parametrize(
+    ("profiled", "estimates", "wanted"),
+    [
+        ({}, "1", 0),  # with --kv-cache-memory nothing is profiled
+        ({"peak_activation_memory": 5 << 30, "cudagraph_memory_estimate": 1 << 30}, "1", 4 << 30),
+        ({"peak_activation_memory": 5 << 30, "cudagraph_memory_estimate": 1 << 30}, "0", 5 << 30),
+    ],
+)
+def test_what_a_step_needs_beside_the_graphs(
+    profiled: dict[str, int], estimates: str, wanted: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM's profile, without the graphs that it estimates, and what the head reads later."""
+    monkeypatch.setenv("VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS", estimates)
+    calls: list[str] = []
+    found = made(TreeWorker, v2=False, eager=False, calls=calls, monkeypatch=monkeypatch)
+    vars(found).update(profiled)
+    found.begin_rounds()
+    assert found.model_runner.needed_bytes == (wanted + (256 << 20) if wanted else 0)
+    source = "".join(inspect.getsource(gpu_worker.Worker.determine_available_memory).split())
+    assert "profile_result.transient_peak_headroom+cudagraph_memory_estimate_applied" in source
