@@ -37,7 +37,7 @@ class Doubled(CapturedRounds[RoundMemory]):
         needed: bytes of a step of the engine."""
         super().__init__()
         self._fits, self._graphs_fit = fits, graphs_fit
-        memory = GraphMemory("cpu", bool, LOGGER, "--memory", "--most-requests", needed)
+        memory = GraphMemory("cpu", bool, LOGGER, "--memory", "--most-requests", needed=needed)
         with capturer_for(self, "cpu", LOGGER) as self.capturer:
             self._capture_sizes([SHAPE], [1, 2, 4, 8], memory, self._allocate, self._capture_size)
 
