@@ -13,6 +13,7 @@ import contextlib
 import gc
 import importlib
 import json
+import multiprocessing
 import multiprocessing.context
 import os
 import select
@@ -113,14 +114,37 @@ def fork_ranks() -> None:
         importlib.import_module(name).get_mp_context = lambda: context  # type: ignore[attr-defined]
 
 
-def become(arguments: list[str], output: str) -> int:
-    """In a fork: what ``python -m pytest`` does."""
-    import pytest
+def in_fork(function: Callable[..., Any], *arguments: Any) -> tuple[int, str]:
+    """The exit code and the output of a fork of this process that runs a function as its main program."""
+    with tempfile.NamedTemporaryFile() as output:
+        fork = multiprocessing.get_context("fork").Process(target=printing_to, args=(output.name, function, *arguments))
+        fork.start()
+        fork.join(300)
+        fork.kill()  # which changes nothing if it has ended
+        fork.join()
+        assert fork.exitcode is not None
+        return fork.exitcode, printed(output.name)
 
+
+def printing_to(output: str, function: Callable[..., Any], *arguments: Any) -> None:
+    redirect(output)
+    sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1) for number in (1, 2))  # pytest has its own
+    function(*arguments)
+
+
+def redirect(output: str) -> None:
+    """Let this process print to a file, and read nothing."""
     file = os.open(output, os.O_WRONLY | os.O_APPEND)
     nothing = os.open(os.devnull, os.O_RDONLY)
     for number, of in ((0, nothing), (1, file), (2, file)):
         os.dup2(of, number)
+
+
+def become(arguments: list[str], output: str) -> int:
+    """In a fork: what ``python -m pytest`` does."""
+    import pytest
+
+    redirect(output)
     sys.argv = ["pytest", *arguments]
     return int(pytest.main(arguments))
 

@@ -12,8 +12,8 @@ from vllm_requests import check_aborts, check_distribution, make_prompts
 
 from eagle_plugin.vllm.head_forwards import CacheGroupsError
 
-FEW = 16  # prompts
-TOKENS = 96  # five windows of the targets that have windows
+FEW = 8  # prompts
+TOKENS = 64  # four windows of the targets that have windows
 # vLLM takes EAGLE-3 heads of no Gemma 3 (`SupportsEagle3`).
 NO_EAGLE3 = ("gemma3_text",)
 # Of Qwen3-Next vLLM has no plain decoding in float32 on CPUs: test_linear_attention.py
@@ -57,7 +57,7 @@ def test_text_equals_plain_decoding(
 
 def test_a_head_whose_layers_get_caches_of_several_groups(tmp_path: Path) -> None:
     """Four layers with windows, and six without: vLLM makes three groups, and gives the head's two layers to two."""
-    target, prompts = family_target(tmp_path / "target", "gpt_oss"), make_prompts(16)
+    target, prompts = family_target(tmp_path / "target", "gpt_oss"), make_prompts(FEW)
     head = family_head(tmp_path / "head", target, "peagle", layers=2)
     with pytest.raises(CacheGroupsError, match="2 layers into 2 groups"), engine(target, head):
         pass

@@ -37,7 +37,7 @@ from eagle_plugin.vllm.accepted_tokens import CacheGroup
 from eagle_plugin.vllm.deferred_extend import DeferredTokens
 from eagle_plugin.vllm.plugin import _MARK
 
-PROMPTS = make_prompts(56)
+PROMPTS = make_prompts(24)
 LENGTH = 40  # tokens of an answer
 # Those whose rounds are counted: vLLM also counts one for a new request of one token, without any drafts of its own.
 COUNTED = [i for i, prompt in enumerate(PROMPTS) if len(prompt) > 1][:16]
@@ -72,7 +72,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
 
 def test_the_responses_vary(models: Models) -> None:
     """Else equality would prove little: a text that repeats itself, or that follows from its last token alone."""
-    assert len({tuple(answer) for answer in models.expected}) > 50
+    assert len({tuple(answer) for answer in models.expected}) > 21
     followers: dict[int, set[int]] = {}
     for answer in models.expected:
         for token, following in zip(answer, answer[1:], strict=False):
@@ -126,7 +126,8 @@ def test_equal_to_plain_decoding(models: Models, trees: Trees) -> None:
 )
 def test_equal_to_plain_decoding_whatever_the_shapes(models: Models, trees: Trees) -> None:
     with random_shapes(trees.llm) as counts:
-        assert generate(trees.llm, PROMPTS, max_tokens=LENGTH) == models.expected
+        for _ in range(2):  # enough rounds for every shape
+            assert generate(trees.llm, PROMPTS, max_tokens=LENGTH) == models.expected
     assert counts.keys() == set(shapes_within(Shape(*trees.shape))) and min(counts.values()) > 1
 
 

@@ -17,10 +17,11 @@ from vllm.inputs import TokensPrompt
 from vllm_engines import accept_length, core, counters, engine, free_blocks, generate, run, runner, settle
 from vllm_greedy import VOCAB, make_prompts, write_heads, write_target
 
+MATRIX = pytest.mark.matrix
 TREES: dict[str, Any] = {"depth": 3, "topk": 4, "nodes": 16}
 CONTEXT = 256
 BLOCK = 32
-PROMPTS = make_prompts(24)
+PROMPTS = make_prompts(16)
 
 
 class Pair(NamedTuple):
@@ -41,9 +42,7 @@ def plain(folder: Path) -> Iterator[LLM]:
         yield llm
 
 
-@pytest.fixture(
-    scope="module", params=[pytest.param(False, id="sync"), pytest.param(True, id="async", marks=pytest.mark.matrix)]
-)
+@pytest.fixture(scope="module", params=[pytest.param(False, id="sync"), pytest.param(True, id="async", marks=MATRIX)])
 def pair(folder: Path, plain: LLM, request: pytest.FixtureRequest) -> Iterator[Pair]:
     head = folder / "reduced"
     if not head.exists():
@@ -110,7 +109,7 @@ def test_continued_answers(pair: Pair) -> None:
     assert counters(pair.trees)["vllm:prefix_cache_hits"] - before >= 8 * 2 * BLOCK
 
 
-@pytest.mark.parametrize("after", [1, 4, 9])
+@pytest.mark.parametrize("after", [pytest.param(1, marks=MATRIX), 4, pytest.param(9, marks=MATRIX)])
 def test_aborts_leave_the_others_alone(pair: Pair, answers: list[list[int]], after: int) -> None:
     """Some of the requests go in the middle of a batch; new ones take their place."""
     served, found = pair.trees.llm_engine, {}
@@ -160,7 +159,7 @@ def test_max_tokens_inside_a_tree(pair: Pair, answers: list[list[int]]) -> None:
 def test_stop_tokens(pair: Pair, answers: list[list[int]]) -> None:
     """Tokens that answers say, so at any node of a tree; what is accepted after them must not come out."""
     stops = [answer[7 + i % 9] for i, answer in enumerate(answers)]
-    for stop in sorted(set(stops))[:4]:
+    for stop in sorted(set(stops))[:2]:
         found, expected = (endings(run(llm, PROMPTS, stop_token_ids=[stop])) for llm in (pair.trees, pair.plain))
         assert found == expected
         assert any(stop_reason == stop for *_, stop_reason in found)
@@ -189,7 +188,7 @@ def test_the_end_of_the_text(pair: Pair) -> None:
 
 
 def test_many_mixed_requests(pair: Pair) -> None:
-    """500 short requests of every kind, a tenth of them aborted; the fixture looks for what is left behind."""
+    """200 short requests of every kind, a tenth of them aborted; the fixture looks for what is left behind."""
     dice = random.Random(1)
     kinds: list[dict[str, Any]] = [
         {},
@@ -201,7 +200,7 @@ def test_many_mixed_requests(pair: Pair) -> None:
         {"repetition_penalty": 1.3},
         {"stop_token_ids": list(range(3, VOCAB, 9))},
     ]
-    served, waiting, names = pair.trees.llm_engine, 500, iter(range(500))
+    served, waiting, names = pair.trees.llm_engine, 200, iter(range(200))
     answered = 0
     while waiting or served.has_unfinished_requests():
         for name in (next(names) for _ in range(min(waiting, dice.randint(0, 6)))):
@@ -214,4 +213,4 @@ def test_many_mixed_requests(pair: Pair) -> None:
                 gone = f"mixed.{name - dice.randint(0, 9)}"
                 served.abort_request([gone])
         answered += sum(answer.finished for answer in served.step())
-    assert 450 <= answered <= 500
+    assert 180 <= answered <= 200

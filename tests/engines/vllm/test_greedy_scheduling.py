@@ -20,7 +20,7 @@ from eagle_plugin.policy.served_rounds import ServedRound
 from eagle_plugin.runtime.round import Drafts
 
 TREES: dict[str, Any] = {"depth": 3, "topk": 4, "nodes": 16}
-PROMPTS = [*make_prompts(16, longest=150), *(prompt[:6] for prompt in make_prompts(24, seed=9))]
+PROMPTS = [*make_prompts(8, longest=150), *(prompt[:6] for prompt in make_prompts(12, seed=9))]
 MATRIX = pytest.mark.matrix
 
 

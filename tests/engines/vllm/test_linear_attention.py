@@ -72,7 +72,7 @@ class Served(NamedTuple):
 def made(folder: Path, kind: str) -> Served:
     target = family_target(folder / "target", FAMILY)
     head, reference = family_head(folder / "head", target, kind), Reference(target)
-    prompts = make_prompts(20)
+    prompts = make_prompts(10)
     expected = [reference.generate(prompt, TOKENS) for prompt in prompts]
     assert len({tuple(answer) for answer in expected}) > len(prompts) * 0.8, "equality would prove little"
     return Served(target, head, prompts, expected, reference)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from sampling_distribution import chain_filters, next_logits
+from sampling_distribution import chain_filters, load
 from torch import Tensor
 from vllm import LLM, RequestOutput
 from vllm_bigram import ASYNC, OPTIONS, PROMPTS, TREES, Acceptance, ask, tokens, write_models
@@ -136,9 +136,8 @@ def expected_values(
     mode: str, target: Path, prompt: list[int], generated: list[int], setting: dict[str, Any]
 ) -> Tensor:
     """The values [n, V] of a sampled text by transformers and vLLM's rules, float64."""
-    logits = torch.cat(
-        [next_logits(target, torch.tensor([prompt + generated[:i]])) for i in range(len(generated))]
-    ).double()
+    with torch.no_grad():
+        logits = load(target)(torch.tensor([prompt + generated[:-1]])).logits[0, len(prompt) - 1 :].double()
     if mode.startswith("raw"):
         return logits if mode == "raw_logits" else logits.log_softmax(-1)
     seen = torch.zeros_like(logits, dtype=torch.bool)

@@ -117,8 +117,8 @@ def test_a_fault_shows(fault: Any, models: Models, trees: LLM, monkeypatch: pyte
         monkeypatch.setattr(latent_attention, "attend_trees", fault(latent_attention.attend_trees))
     else:
         monkeypatch.setattr(CacheGroup, "move_accepted", lambda *_: None)
-    found = generate(trees, PROMPTS, max_tokens=TOKENS)
-    assert sum(a != b for a, b in zip(found, models.expected, strict=True)) > len(PROMPTS) // 3
+    found = generate(trees, PROMPTS, max_tokens=TOKENS // 2)
+    assert sum(a != b[: TOKENS // 2] for a, b in zip(found, models.expected, strict=True)) > len(PROMPTS) // 3
 
 
 @MATRIX

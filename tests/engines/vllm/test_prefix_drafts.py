@@ -31,7 +31,8 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
     folder = tmp_path_factory.mktemp("prefixes")
     target = write_target(folder)
     head = write_blurred_head(folder, target)
-    with engine(target, head, depth=3, topk=4, nodes=16, block_size=BLOCK, enable_prefix_caching=True) as made:
+    options = {"block_size": BLOCK, "num_gpu_blocks_override": 128, "enable_prefix_caching": True}
+    with engine(target, head, depth=3, topk=4, nodes=16, **options) as made:
         yield made
 
 

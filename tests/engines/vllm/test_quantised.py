@@ -31,7 +31,7 @@ def weights_alone(name: str) -> Any:
 def test_text_equals_plain_decoding(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Greedy text is equal, sampled text of one distribution; a verifier with a wrong temperature is found out."""
     vllm_dequantised.install(monkeypatch)
-    plain, prompts = family_target(tmp_path / "plain", "llama"), make_prompts(16)
+    plain, prompts = family_target(tmp_path / "plain", "llama"), make_prompts(8)
     target, head = quantise(tmp_path / "target", plain, name), family_head(tmp_path / "head", plain)
     settings = sampling_settings("llama")
     with engine(target) as llm:

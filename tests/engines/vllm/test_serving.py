@@ -37,15 +37,15 @@ LONG = {"max_model_len": 1024, "num_gpu_blocks_override": 256}
 
 
 def test_greedy_text_equals_plain_decoding() -> None:
-    target = get_model("smollm2-135m-instruct")
+    target, prompts = get_model("smollm2-135m-instruct"), PROMPTS[::2]
     with engine(target, **LONG) as llm:
-        plain = generate(llm, PROMPTS, max_tokens=32)
-    assert len({tuple(answer) for answer in plain}) > 20
+        plain = generate(llm, prompts, max_tokens=24)
+    assert len({tuple(answer) for answer in plain}) > 10
     with engine(target, HEAD, depth=3, topk=3, nodes=8, **LONG) as llm:
-        assert generate(llm, PROMPTS, max_tokens=32) == plain
+        assert generate(llm, prompts, max_tokens=24) == plain
         trees = accept_length(llm)
     with engine(target, HEAD, nodes=4, chain=True, **LONG) as llm:
-        assert generate(llm, PROMPTS[:8], max_tokens=32) == plain[:8]
+        assert generate(llm, prompts[:4], max_tokens=24) == plain[:4]
         chains = accept_length(llm)
     # Measured about 2.3 and 1.8 tokens per round (docs/performance.md); with misread drafts almost nothing is accepted.
     assert trees > 1.8

@@ -43,8 +43,12 @@ class Spoken(NamedTuple):
 
 
 def speak(llm: LLM) -> Spoken:
-    settings = [one | {"seed": seed} for one in SETTINGS for seed in range(4)]
-    return Spoken(tokens(ask(llm, PROMPTS, [{}] * len(PROMPTS))), tokens(ask(llm, [PROMPT] * len(settings), settings)))
+    return Spoken(tokens(ask(llm, PROMPTS, [{}] * len(PROMPTS))), speak_seeded(llm))
+
+
+def speak_seeded(llm: LLM) -> list[list[int]]:
+    settings = [one | {"seed": seed} for one in SETTINGS for seed in range(2)]
+    return tokens(ask(llm, [PROMPT] * len(settings), settings))
 
 
 def in_ranks(llm: LLM, function: Callable[..., Any], *arguments: Any) -> list[Any]:
@@ -66,7 +70,7 @@ def expected(models: Models) -> Spoken:
         plain = tokens(ask(llm, PROMPTS, [{}] * len(PROMPTS)))
     with engine(models.target, models.head, **TREES) as llm:
         spoken = speak(llm)
-    assert spoken.greedy == plain and len({tuple(one) for one in spoken.greedy + spoken.seeded}) == 20
+    assert spoken.greedy == plain and len({tuple(one) for one in spoken.greedy + spoken.seeded}) == 14
     return spoken
 
 
@@ -151,11 +155,11 @@ def test_requests_without_seeds_are_walked_alike(llm: LLM) -> None:
 def test_a_rank_that_walks_differently_follows_the_first(llm: LLM, expected: Spoken) -> None:
     """The control: without the broadcast the text is another one."""
     in_ranks(llm, choose_faults, "skewed")
-    assert speak(llm).seeded == expected.seeded
+    assert speak_seeded(llm) == expected.seeded
     zero, one = in_ranks(llm, take_splits)
-    assert zero == 0 and one > 5, "rank 1 did not walk differently"
+    assert zero == 0 and one > 2, "rank 1 did not walk differently"
     in_ranks(llm, choose_faults)
-    assert speak(llm) == expected and in_ranks(llm, take_splits) == [0, 0]
+    assert speak_seeded(llm) == expected.seeded and in_ranks(llm, take_splits) == [0, 0]
     in_ranks(llm, choose_faults, "skewed", "alone")
     assert seeded(llm) != expected.seeded
 
@@ -163,7 +167,7 @@ def test_a_rank_that_walks_differently_follows_the_first(llm: LLM, expected: Spo
 def seeded(llm: LLM) -> list[list[int]] | None:
     """The text with seeds; None if vLLM ended: ranks with other trees may wait for messages of other sizes."""
     try:
-        return speak(llm).seeded
+        return speak_seeded(llm)
     except RuntimeError:
         return None
 
