@@ -37,11 +37,11 @@ def run(code: str, **env: str) -> Done:
         if pid == 0:
             _become(code, env, out, err)
         status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        texts = []
+        printed = []
         for file in (out, err):
             file.seek(0)
-            texts.append(file.read())
-    return Done(status, *texts)
+            printed.append(file.read())
+    return Done(status, *printed)
 
 
 def _become(code: str, env: dict[str, str], out: TextIO, err: TextIO) -> NoReturn:
