@@ -144,6 +144,7 @@ test: ## lint, then the tests with real engines: at least one case of everything
 test-fast: env ## the tests that start no engine and compile nothing (about five minutes)
 	$(PYTEST) -m 'not server and not slow and not matrix' $(ARGS)
 
+test-matrix: export EAGLE_TEST_EXAMPLES ?= 60
 test-matrix: ## every test: make test, and more sizes, settings, builds and releases of the same (hours; ARGS='--part 1/4')
 	$(PREPARE)
 	@$(MAKE) --no-print-directory env-vllm-next env-ray

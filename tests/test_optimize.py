@@ -1,4 +1,4 @@
-"""The whole job on a real model: prompts, answers from a stock engine, features, training, measurement."""
+"""The whole job: prompts, answers from a stock engine, features, training, measurement."""
 
 import contextlib
 import json
@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from server_forks import ForkedServer
 
 from eagle_plugin.cli import main
 from eagle_plugin.common.errors import UserError
@@ -51,14 +52,20 @@ def recipe(tmp_path_factory):
 
 
 @pytest.mark.server
-def test_a_job_makes_a_head_that_serves_its_target(recipe, tmp_path, capfd):
-    target = get_model("smollm2-135m-instruct")
+@pytest.mark.parametrize("real", [False, pytest.param(True, marks=pytest.mark.matrix)], ids=["tiny", "real"])
+def test_a_job_makes_a_head_that_serves_its_target(real, recipe, tmp_path, capfd, tiny_target, monkeypatch):
+    target, vocabulary = get_model("smollm2-135m-instruct") if real else tiny_target, 512 if real else 128
+    if not real:
+        text = recipe.read_text().replace("smollm2-135m-instruct", str(target))
+        recipe = tmp_path / "recipe.yaml"
+        recipe.write_text(text.replace("vocabulary: 512", f"vocabulary: {vocabulary}"))
+        monkeypatch.setattr(runner, "Server", ForkedServer)
     out = tmp_path / "out"
     assert main(["optimize", str(recipe), "--out", str(out), "--until", "features"]) == 0
     assert not (out / "train").exists()
     assert main(["optimize", str(recipe), "--out", str(out)]) == 0
     head = check_head(target, out / "head", algorithm="EAGLE3")
-    assert head.draft_vocab_size == 512
+    assert head.draft_vocab_size == vocabulary
     assert (out / "head").resolve() == (out / "train" / "longer" / "head").resolve()
     capfd.readouterr()
     assert main(["optimize", str(recipe), "--out", str(out)]) == 0

@@ -18,22 +18,24 @@ FILES = {path.relative_to(ROOT / "tests").as_posix() for path in (ROOT / "tests"
 def test_the_tables_name_files_that_exist() -> None:
     environment = runpy.run_path(str(ROOT / "tests" / schedule.VLLM_ENVIRONMENT))
     processes = {f"test_group[{group}]" for group in environment["GROUPS"]}
-    assert set(schedule.SHARED) <= FILES
+    assert {*schedule.SHARED, *schedule.TOGETHER} <= FILES
     shared = {f"{name} {way}" for name in schedule.SHARED.values() for way in schedule.WAYS}
-    assert set(schedule.SECONDS) <= FILES | shared | processes
+    assert set(schedule.SECONDS) <= FILES | shared | processes | set(schedule.TOGETHER.values())
 
 
 def test_groups() -> None:
     assert schedule.group_of("tests/core/test_tree.py::test_a[x::y]") == "core/test_tree.py"
     seeds = "engines/sglang/test_seeds.py"
-    assert schedule.group_of(f"tests/{seeds}::test_a[graphs]") == "sglang draws graphs"
-    assert schedule.group_of(f"tests/{seeds}::test_a[synchronous-setting0]") == "sglang draws synchronous"
+    assert schedule.group_of(f"tests/{seeds}::test_a[graphs]") == "sglang requests graphs"
+    assert schedule.group_of(f"tests/{seeds}::test_a[synchronous-setting0]") == "sglang requests synchronous"
     assert schedule.group_of(f"tests/{seeds}::test_graphs[a]") == seeds  # asks none of the servers
+    emulated = {schedule.group_of(f"tests/{file}::test_a") for file in schedule.TOGETHER}
+    assert emulated == {"cuda emulation"}
     assert schedule.group_of("tests/test_vllm_environment.py::test_group[greedy]") == "test_group[greedy]"
 
 
 def test_the_longest_group_is_first_and_none_is_parted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schedule, "SECONDS", {"b.py": 5, "sglang draws graphs": 9})
+    monkeypatch.setattr(schedule, "SECONDS", {"b.py": 5, "sglang requests graphs": 9})
     shared = [f"engines/sglang/test_{name}.py::1[graphs]" for name in ("seeds", "sampling")]
     names = ["a.py::1", "b.py::1", shared[0], "c.py::1", shared[1]]
     items = [SimpleNamespace(nodeid=f"tests/{name}") for name in names]

@@ -12,9 +12,9 @@ import pytest
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "tests/engines/sglang"
 PYTHON = ROOT / ".venv-sglang-before/bin/python"
-# The first two in `make test`.
+# The first one in `make test`; the servers of perfect_head are of each kind of head, and one of them is captured.
 GROUPS = {
-    "contract": ("contract", "contract_models", "selftest_contract"),
+    "contract": ("contract", "contract_models", "selftest_contract", "perfect_head"),
     "greedy": ("tiny",),
     "draws": ("sampling", "seeds"),
     "requests": ("by_request", "grammar", "logprobs", "parameters", "metrics"),
@@ -24,7 +24,6 @@ GROUPS = {
     "starts": ("selftest", "selftest_start", "refusals", "unsupported_flags"),
     "ranks": ("tensor_parallel", "ranks"),
 }
-QUICK = {"greedy": "greedy_text or prefill_chunk"}  # what of a group `make test` runs
 # With a KV pool of their own for sliding windows, plain decoding on a CPU ends in this release (docs/versions.md).
 LEFT_OUT = {"models": "gpt_oss"}
 SECONDS = 840  # of one process; the limit of a test is 900
@@ -36,17 +35,14 @@ SECONDS = 840  # of one process; the limit of a test is 900
 @pytest.mark.parametrize(
     "group",
     [
-        pytest.param("contract", marks=pytest.mark.slow),
-        pytest.param("greedy", marks=pytest.mark.server),
-        *(pytest.param(name, marks=pytest.mark.matrix) for name in list(GROUPS)[2:]),
+        pytest.param("contract", marks=(pytest.mark.slow, pytest.mark.server)),
+        *(pytest.param(name, marks=pytest.mark.matrix) for name in list(GROUPS)[1:]),
     ],
 )
-def test_group_in_the_release_before(group: str, request: pytest.FixtureRequest) -> None:
+def test_group_in_the_release_before(group: str) -> None:
     files = [str(FOLDER / f"test_{name}.py") for name in GROUPS[group]]
     command = [str(PYTHON), "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "-m", "not matrix", *files]
     command += ["-k", f"not {LEFT_OUT[group]}"] if group in LEFT_OUT else []
-    quick = group in QUICK and "not matrix" in request.config.option.markexpr
-    command += ["-k", QUICK[group]] if quick else []
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=SECONDS)
     print(done.stdout[-6000:])  # with -s or -rP

@@ -25,7 +25,6 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[1]
 HEAD, TARGET = "smollm2-135m-instruct-eagle3", "smollm2-135m-instruct"
-ENGINES = ("sglang", "vllm")
 # Without PYTHONPATH, which names this checkout, and without what a launcher may have set for the plugin.
 CLEAN = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "EAGLE_PLUGIN"))}
 
@@ -106,6 +105,10 @@ def test_the_wheel_has_what_a_checkout_has_beside_the_package(wheels: list[Path]
     files = {path.relative_to(ROOT / "examples/heads") for path in (ROOT / "examples/heads").glob("smollm2-*/*")}
     assert files and {f"eagle_plugin_heads/{name}" for name in files} <= heads
     assert "eagle_plugin/py.typed" in plugin and not [name for name in plugin if name.startswith(("tests", "compat"))]
+    (points,) = [name for name in plugin if name.endswith(".dist-info/entry_points.txt")]
+    points = zipfile.ZipFile(wheels[0]).read(points).decode()
+    for group in ("sglang.srt.plugins", "vllm.general_plugins"):
+        assert f"[{group}]\neagle_plugin = " in points
     sources = {path.name for path in (ROOT / "compat/sglang-cpu/src/eagle_sglang_cpu/csrc").glob("*.cc")}
     assert sources and {f"eagle_sglang_cpu/csrc/{name}" for name in sources} <= compat
 
@@ -120,7 +123,7 @@ def test_without_an_engine(wheels: list[Path], tmp_path: Path) -> None:
     assert refused.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", ["sglang", pytest.param("vllm", marks=pytest.mark.matrix)])
 def test_the_engine_finds_the_plugin(beside: Callable[[str], Environment], engine: str) -> None:
     """By the engine's own loader, in the wheel; and the command that is installed works in an empty folder."""
     environment = beside(engine)

@@ -80,8 +80,8 @@ def test_thorough_makes_every_repeat_and_compares_every_question(arguments, tmp_
 @pytest.mark.parametrize(
     ("asked", "code", "different", "empty"),
     [
-        (["think", "call", "reason"], 0, [], []),
-        (["think differ", "call differ", "think"], 1, ["q0", "q1"], []),
+        pytest.param(["think", "call", "reason"], 0, [], [], marks=pytest.mark.matrix),
+        pytest.param(["think differ", "call differ", "think"], 1, ["q0", "q1"], [], marks=pytest.mark.matrix),
         (["quiet", "think", "hello"], 0, [], ["q0"]),
         (["quiet", "quiet", "quiet"], 1, [], ["q0", "q1", "q2"]),  # nothing was compared
     ],
@@ -124,7 +124,7 @@ def test_what_was_measured_is_kept_if_the_servers_of_the_comparison_do_not_start
     assert demo.main(given) == 130 and (tmp_path / "out/demo.json").exists()
 
 
-@pytest.mark.parametrize("flags", [(), ("--", "--quantization", "fp8")])
+@pytest.mark.parametrize("flags", [(), pytest.param(("--", "--quantization", "fp8"), marks=pytest.mark.matrix)])
 def test_a_quantised_target_is_not_compared(arguments, tmp_path, capsys, monkeypatch, flags):
     """No engine serves such weights in fp32."""
     monkeypatch.setattr(sys.modules[__name__], "GAPS", dict.fromkeys(GAPS, 0.002))  # no speed is looked at

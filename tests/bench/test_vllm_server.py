@@ -108,6 +108,10 @@ def test_plain_rounds_count_in_the_rounds_of_a_request(tokens: int, steps: int, 
     assert verify_rounds(last_chunk(tokens, steps, accepted)) == rounds
 
 
+def test_a_chunk_of_plain_decoding_has_no_rounds() -> None:
+    assert verify_rounds(SimpleNamespace(usage=SimpleNamespace(completion_tokens=33), metrics=None)) is None
+
+
 def test_the_accept_length_of_plain_rounds_is_one() -> None:
     def answer(chunk: SimpleNamespace, rounds: int | None) -> Completion:
         return Completion("q", Output(), "length", 1, chunk.usage.completion_tokens, 0.1, 1.0, (), rounds)
@@ -124,16 +128,19 @@ def test_extra_flags_come_last():
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# A plain and a speculating server, really started.
+# A speculating server, really started.
 
 
 @pytest.fixture(scope="module")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Server]]:
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_models.tiny_llama(tmp_path_factory.mktemp("target"), head_dim=32)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, target: Path) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("vllm")
-    target = tiny_models.tiny_llama(folder / "target", head_dim=32)
     head = tiny_models.tiny_eagle3_head(folder / "head", target)
-    specs = [vllm_spec(target), vllm_spec(target, head, CHAIN, mode="builtin")]
-    with serving(specs, folder / "logs") as running:
+    with serving([vllm_spec(target, head, CHAIN, mode="builtin")], folder / "logs") as (running,):
         yield running
 
 
@@ -151,35 +158,44 @@ def counter(server: Server, name: str) -> float:
 
 @started
 @pytest.mark.server
-def test_an_answer_is_read_and_its_rounds_are_the_engines_own(servers):
-    plain, builtin = servers
+def test_an_answer_is_read_and_its_rounds_are_the_engines_own(server):
     sampling = Sampling(max_tokens=48, ignore_eos=True)
     names = ("spec_decode_num_drafts", "spec_decode_num_accepted_tokens")
-    drafts, accepted = (counter(builtin, name) for name in names)
-    answers = ask_all(builtin.endpoint, [question("tell me"), question("and now")], sampling)
-    drafts, accepted = (counter(builtin, name) - before for name, before in zip(names, (drafts, accepted), strict=True))
+    drafts, accepted = (counter(server, name) for name in names)
+    answers = ask_all(server.endpoint, [question("tell me"), question("and now")], sampling)
+    drafts, accepted = (counter(server, name) - before for name, before in zip(names, (drafts, accepted), strict=True))
     assert [answer.completion_tokens for answer in answers] == [48, 48]
     assert sum(answer.verify_rounds for answer in answers) == drafts > 0
     # The counters include the tokens after `max_tokens`, at most one chain per answer.
     delivered = 2 * (48 - 1)
     assert 0 <= drafts + accepted - delivered <= 2 * CHAIN.steps
     assert accept_length(answers) == delivered / drafts
-    (alone,) = ask_all(plain.endpoint, [question("tell me")], sampling)
-    assert alone.verify_rounds is None
-    assert alone.output.text == answers[0].output.text != ""
+    assert answers[0].output.text != ""
 
 
 @started
 @pytest.mark.server
-def test_the_version_is_told(servers):
-    assert engine_version(servers[0].endpoint).startswith("0.32.0")
+@pytest.mark.matrix  # a second server; test_a_chunk_of_plain_decoding_has_no_rounds
+def test_the_text_is_that_of_plain_decoding_which_has_no_rounds(server, target, tmp_path):
+    sampling = Sampling(max_tokens=48, ignore_eos=True)
+    with serving([vllm_spec(target)], tmp_path) as (plain,):
+        answers = [ask_all(one.endpoint, [question("tell me")], sampling)[0] for one in (plain, server)]
+    assert answers[0].verify_rounds is None
+    assert answers[0].output.text == answers[1].output.text != ""
 
 
 @started
 @pytest.mark.server
-def test_the_prefix_cache_is_emptied(servers):
-    server, once = servers[0], Sampling(max_tokens=1)
-    long = question("a river and a garden " * 20)  # more than a block, which is 128 tokens
+def test_the_version_is_told(server):
+    assert engine_version(server.endpoint).startswith("0.32.0")
+
+
+@started
+@pytest.mark.server
+def test_the_prefix_cache_is_emptied(server):
+    once = Sampling(max_tokens=1)
+    # More than two blocks, which are 128 tokens each: where drafts are made, the last one that is found is not used.
+    long = question("a river and a garden " * 30)
     ask_all(server.endpoint, [long], once)
 
     def hits() -> float:
@@ -194,8 +210,7 @@ def test_the_prefix_cache_is_emptied(servers):
 
 @started
 @pytest.mark.server
-def test_the_whole_engine_pauses_and_ends_with_its_server(servers):
-    server = servers[1]
+def test_the_whole_engine_pauses_and_ends_with_its_server(server):
     members = [psutil.Process(pid) for pid in server.members()]
     assert len(members) >= 3  # HTTP server, engine core, worker
     server.pause()

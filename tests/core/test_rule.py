@@ -28,7 +28,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "T=1 min-p": {"temperature": 1.0, "min_p": 0.1},
     "T=0.8 all": {"temperature": 0.8, "top_p": 0.95, "top_k": 5, "min_p": 0.05},
 }
-REQUESTS, FALSE_ALARM = 150_000, 1e-4
+REQUESTS, FALSE_ALARM = 40_000, 1e-4
 ALARM = FALSE_ALARM / (2 * len(SETTINGS))
 CAUGHT = 1e-12  # what a broken rule must fall below
 

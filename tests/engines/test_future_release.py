@@ -91,7 +91,8 @@ def check_served_by_the_engine(server: Server, engine: str) -> None:
     assert "although EAGLE_PLUGIN=force" in line and CASES[engine].difference in line
 
 
-@pytest.mark.parametrize("engine", [pytest.param("sglang", marks=pytest.mark.matrix), "vllm"])
+@pytest.mark.matrix  # test_startup.py and test_engine_contract.py, without a server
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
 def test_a_release_with_a_renamed_method_is_left_to_the_engine(
     engine: str, models: tuple[Path, Path], tmp_path: Path
 ) -> None:

@@ -21,7 +21,7 @@ from eagle_plugin.learning.evaluate import check as check_module
 from eagle_plugin.learning.evaluate import eval_command
 from eagle_plugin.learning.evaluate.check import check
 
-PROMPTS = ["hello", "What is the capital of France?", "1 2 3 4", "def factorial(n):", "Rivers carry sand", "thank you"]
+PROMPTS = ["hello", "What is the capital of France?", "1 2 3 4"]
 
 
 @pytest.fixture(autouse=True)

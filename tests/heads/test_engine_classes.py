@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +12,7 @@ import pytest
 import torch
 from reference_decoder import served_head
 from safetensors.torch import load_file, save_file
+from server_forks import run_forked
 from torch import Tensor
 from trained_heads import rewrite, run, trained_head
 
@@ -118,11 +116,9 @@ def engine(
         "EAGLE3": torch.randn(n, 192),
     }
     save_file(inputs, folder / "inputs.safetensors")
-    script = [sys.executable, str(Path(__file__).parents[1] / "support/engine_heads.py"), str(tiny_target), str(folder)]
-    environment = os.environ | {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1"}
-    arguments = [f"{head.spec.algorithm}={path}" for path, head in heads.values()]
-    done = subprocess.run(script + arguments, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
+    script, log = Path(__file__).parents[1] / "support/engine_heads.py", folder / "log"
+    arguments = [str(tiny_target), str(folder), *(f"{head.spec.algorithm}={path}" for path, head in heads.values())]
+    assert run_forked(script, arguments, log) == 0, log.read_text()[-3000:]
     return Engine(inputs, {name: load_file(folder / f"{i}.safetensors") for i, name in enumerate(heads)})
 
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import pytest
 import torch
 import tvm_ffi
+from covering import half
 from cuda_emulation import CSRC, build_emulated
 from torch import Tensor
 
@@ -122,8 +123,7 @@ def run(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.usefixtures("run")
-@pytest.mark.parametrize("filters", ["joint", "chained"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("run", "filters", "kind"), half(RUNS, ("joint", "chained"), KINDS), indirect=["run"])
 def test_every_kind_of_row(emulated: Path, kind: str, filters: Filters) -> None:
     found = compare(tvm_ffi.load_module(str(emulated)), kind, filters)
     in_list = found.length[:3]  # top-p alone

@@ -14,26 +14,28 @@ pytest.importorskip("triton")
 EXAMPLES = "12"  # of a property: the interpreter is slow
 
 
-MATRIX = pytest.mark.matrix
-CASES = [
+# Files, and what `make test` runs of them.
+QUICK = {
     # Only 16-bit tiles have a loop without masks: with padded dims, a window, and neither.
-    ("attention", "float32 or bfloat16 and (odd or wide or full) or not test_tree_attention"),
-    pytest.param("attention", "", marks=MATRIX),
-    ("float8", "e4m3fn and bfloat16 or not (test_tree_attention or test_what)"),
-    pytest.param("float8", "", marks=MATRIX),
-    ("gated_delta", "not large"),
-    pytest.param("gated_delta", "", marks=MATRIX),
-]
-FILES = {name: f"test_triton_{name}.py" for name in ("attention", "float8")}
-FILES["gated_delta"] = "test_gated_delta_trees_kernels.py"
+    "test_triton_attention": "float32 or bfloat16 and (odd or wide or full) or not test_tree_attention",
+    "test_triton_float8": "e4m3fn and bfloat16 or not (test_tree_attention or test_what)",
+    "test_gated_delta_trees_kernels": "not large",
+}
+CHOSEN = " or ".join(f"{file} and ({chosen})" for file, chosen in QUICK.items())
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kernels", "chosen"), CASES)
-def test_the_triton_tests_pass_in_the_interpreter(kernels: str, chosen: str) -> None:
-    file = Path(__file__).with_name(FILES[kernels])
+@pytest.mark.parametrize(
+    ("files", "chosen"),
+    [
+        pytest.param(list(QUICK), CHOSEN, id="quick"),
+        *(pytest.param([file], "", id=file, marks=pytest.mark.matrix) for file in QUICK),
+    ],
+)
+def test_the_triton_tests_pass_in_the_interpreter(files: list[str], chosen: str) -> None:
+    paths = [str(Path(__file__).with_name(f"{file}.py")) for file in files]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", chosen, str(file)],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", chosen, *paths],
         env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "EAGLE_TEST_EXAMPLES": EXAMPLES},
         capture_output=True,
         text=True,

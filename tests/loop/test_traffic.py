@@ -8,10 +8,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from server_forks import ForkedServer
 
 from eagle_plugin.learning.data import collect
 from eagle_plugin.learning.data.rows import DataError, TokenRow, format_row, read_rows
 from eagle_plugin.learning.data.store.feature_store import FeatureStore
+from eagle_plugin.learning.loop import server as loop_server
 from eagle_plugin.learning.loop import traffic
 from eagle_plugin.learning.loop.prompts import LoopError
 
@@ -20,7 +22,7 @@ pytest.importorskip("sglang")
 
 @pytest.mark.server
 def test_one_pass_records_answers_and_states_and_continues_after_a_kill(
-    tmp_path: Path, tiny_target: Path, tiny_eagle3: Path
+    tmp_path: Path, tiny_target: Path, tiny_eagle3: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An answer whose states were lost with the server is there: it is not asked again, its states are computed."""
     lost = TokenRow("p-0#0", "own", [5, 9, 40], list(range(60, 76)), "length", "train", 0.0)
@@ -31,6 +33,7 @@ def test_one_pass_records_answers_and_states_and_continues_after_a_kill(
         for i in range(5)
     ]
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(one) + "\n" for one in prompts))
+    monkeypatch.setattr(loop_server, "Server", ForkedServer)
     traffic.record_traffic(tiny_target, tiny_eagle3, tmp_path, "sglang", 16, 3)
 
     rows = {row.id: row for row in read_rows(tmp_path / "recorded.jsonl")}

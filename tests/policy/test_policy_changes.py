@@ -26,12 +26,15 @@ FOLLOWED = {1: (125, 1500), 32: (25, 100)}
 
 
 @pytest.mark.parametrize(("free_rows", "b", "follows", "late"), half((1.5, 8), (1, 32), (False, True), (0, 2)))
-def test_acceptance_that_falls_and_rises_is_followed(free_rows: float, b: int, follows: bool, late: int) -> None:
+@pytest.mark.parametrize("seeds", [range(3), pytest.param(range(3, 8), marks=pytest.mark.matrix)])
+def test_acceptance_that_falls_and_rises_is_followed(
+    free_rows: float, b: int, follows: bool, late: int, seeds: range
+) -> None:
     """free_rows are per request, so that the best shapes are the same at both batch sizes: off or shallow when low.
 
     follows: whether the sums of the head's estimates follow; late: rounds that are scheduled ahead.
     """
-    for seed in range(8):
+    for seed in seeds:
         costs = device(free_rows * b, level=0.1)
         policy, world = new_policy(costs), World(costs, HIGH, seed=seed, noise=0.03, late=late)
         world.serve(policy, b, 600)

@@ -81,11 +81,12 @@ class Workshop(NamedTuple):
     inputs: dict[str, Path]
     url: str
 
-    def run(self, command: str) -> Iterator[Outcome]:
-        """Run a sub-command in all its accidents."""
-        for place, kind in CASES[command].places.items():
-            for name, accident in ACCIDENTS[kind].items():
-                yield self.run_one(command, place, name, accident)
+    def run(self, command: str, *, by_turns: bool = False) -> Iterator[Outcome]:
+        """Run a sub-command in all its accidents, or, where places take turns with them, in every second one."""
+        for first, (place, kind) in enumerate(CASES[command].places.items()):
+            for number, (name, accident) in enumerate(ACCIDENTS[kind].items(), first):
+                if not by_turns or number % 2 == 0 or len(ACCIDENTS[kind]) == 1:
+                    yield self.run_one(command, place, name, accident)
 
     def run_one(self, command: str, place: str, name: str, accident: Accident) -> Outcome:
         """Run a sub-command in one accident."""

@@ -1,25 +1,22 @@
-"""Verdicts of `eagle-plugin doctor` on many start commands of SGLang from one process, which imports it once."""
+"""Verdicts of `eagle-plugin doctor` on many start commands of SGLang from one process.
+
+As a script: prints the verdicts on the commands of a JSON file, a list of lists of flags.
+"""
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
-from eagle_plugin.runtime.verdict import Verdict
+from server_forks import OF_SERVERS, READ_LATE, run_forked
 
-_SCRIPT = """
-import io, json, sys
-commands = json.load(sys.stdin)
-from eagle_plugin.runtime.verdict import answer
-from eagle_plugin.sglang import doctor, version
-for command in commands:
-    sys.stdin = io.StringIO(json.dumps(command))
-    answer("sglang", version.installed(), "eagle_plugin", doctor.judge)
-"""
+from eagle_plugin.runtime.verdict import Verdict, answer
 
 
 def sglang_flags(target: Path, head: Path | None, algorithm: str | None = "EAGLE3", *more: str) -> list[str]:
@@ -30,12 +27,31 @@ def sglang_flags(target: Path, head: Path | None, algorithm: str | None = "EAGLE
 
 
 def sglang_verdicts(commands: Sequence[Sequence[str]], **environment: str) -> list[Verdict]:
-    """One verdict for each list of flags, with these variables set."""
-    child: Mapping[str, str] = {**os.environ, "SGLANG_USE_CPU_ENGINE": "1", "HF_HUB_OFFLINE": "1", **environment}
-    done = subprocess.run(
-        [sys.executable, "-c", _SCRIPT],
-        input=json.dumps(list(map(list, commands))), env=child, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
-    lines = [line for line in done.stdout.splitlines() if line.startswith('{"engine"')]
-    assert len(lines) == len(commands), done.stderr[-3000:]
+    """One verdict for each list of flags, with these variables set: by a fork where they are read late enough."""
+    with tempfile.TemporaryDirectory() as folder:
+        file, log = Path(folder, "commands.json"), Path(folder, "log")
+        file.write_text(json.dumps(list(map(list, commands))))
+        if environment.keys() <= READ_LATE:
+            run_forked(Path(__file__), [str(file)], log, **environment)
+        else:
+            with log.open("wb") as output:
+                subprocess.run(
+                    [sys.executable, __file__, str(file)],
+                    env=os.environ | OF_SERVERS | environment, stdout=output, stderr=output, timeout=300,
+                )  # fmt: skip
+        text = log.read_text()
+    lines = [line for line in text.splitlines() if line.startswith('{"engine"')]
+    assert len(lines) == len(commands), text[-3000:]
     return [Verdict.read(line) for line in lines]
+
+
+def main() -> None:
+    from eagle_plugin.sglang import doctor, version
+
+    for command in json.loads(Path(sys.argv[1]).read_text()):
+        sys.stdin = io.StringIO(json.dumps(command))
+        answer("sglang", version.installed(), "eagle_plugin", doctor.judge)
+
+
+if __name__ == "__main__":
+    main()

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from eagle_plugin.core.sampling import SamplingParams
 
-# the sanitizer run repeats these tests on a slow library, with fewer examples
-EXAMPLES = int(os.environ.get("EAGLE_TEST_EXAMPLES", "60"))
+# The matrix has more; the sanitizer run repeats these tests on a slow library, with fewer examples
+EXAMPLES = int(os.environ.get("EAGLE_TEST_EXAMPLES", "30"))
 prop = settings(derandomize=True, deadline=None, max_examples=EXAMPLES, database=None)
 
 

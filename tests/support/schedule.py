@@ -18,87 +18,89 @@ VLLM_ENVIRONMENT = "test_vllm_environment.py"
 SHARED = {
     f"engines/sglang/test_{name}.py": group
     for group, names in {
-        "sglang requests": ("by_request", "grammar", "logprobs", "metrics", "parameters"),
-        "sglang draws": ("sampling", "seeds"),
+        "sglang requests": ("by_request", "grammar", "logprobs", "metrics", "parameters", "sampling", "seeds"),
     }.items()
     for name in names
 }
+# Files whose tests ask the same build.
+TOGETHER = {f"kernels/test_{name}.py": "cuda emulation" for name in ("cuda_emulation", "row_statistics")}
 # Parameters of the fixture `plugin`, so in the names of its tests; sampling_requests.py.
 WAYS = ("synchronous", "overlap", "graphs", "all levels at once")
 WAY = re.compile(rf"[\[-]({'|'.join(WAYS)})[\]-]")
 # Seconds of the groups that take longest, three at a time on two cores: the lines "group" of
 # `make test ARGS=--durations=20`. Only their order matters; a group that is not named comes after all of these.
 SECONDS = {
+    "sglang requests synchronous": 240,
     "test_group[parameters]": 189,
-    "sglang draws synchronous": 182,
-    "engines/sglang/test_real.py": 171,
-    "engines/sglang/test_tiny.py": 163,
     "test_group[sampling]": 162,
-    "engines/sglang/test_parallel_heads.py": 145,
     "test_group[families]": 139,
-    "test_group[multimodal]": 90,
     "test_group[ranks]": 138,
-    "test_sglang_environment.py": 134,
+    "engines/sglang/test_parallel_heads.py": 135,
+    "engines/sglang/test_tiny.py": 130,
     "test_group[graphs]": 127,
     "test_group[scheduling]": 118,
     "test_group[requests]": 114,
-    "test_optimize.py": 104,
-    "reference/test_sampled.py": 103,
+    "test_group[block drafters]": 100,
     "traffic/test_servers.py": 99,
-    "engines/sglang/test_multimodal.py": 96,
+    "reference/test_sampled.py": 93,
     "test_group[P-EAGLE]": 92,
-    "engines/sglang/test_families.py": 90,
-    "sglang requests synchronous": 88,
+    "test_group[multimodal]": 90,
+    "engines/sglang/test_real.py": 85,
     "test_group[greedy]": 85,
-    "engines/sglang/test_broken_verifier.py": 81,
+    "deploy/test_package.py": 85,
     "test_group[linear layers]": 78,
     "test_group[adapter]": 78,
     "kernels/test_cuda_build.py": 78,
-    "kernels/test_triton_interpreter.py": 77,
-    "core/test_rule.py": 77,
     "test_group[real model]": 76,
-    "engines/sglang/test_head_exchange.py": 76,
     "test_group[self-test]": 72,
-    "engines/sglang/test_selftest_start.py": 69,
+    "engines/sglang/test_multimodal.py": 70,
+    "kernels/test_triton_interpreter.py": 69,
+    "engines/sglang/test_families.py": 67,
+    "engines/sglang/test_broken_verifier.py": 65,
+    "core/test_rule.py": 65,
     "engines/sglang/test_tensor_parallel.py": 63,
-    "policy/test_policy_changes.py": 61,
-    "kernels/test_cuda_emulation.py": 60,
+    "test_optimize.py": 60,
+    "cuda emulation": 60,
+    "collect/test_servers.py": 60,
     "kernels/test_triton_compile.py": 58,
-    "bench/test_vllm_server.py": 57,
-    "engines/test_future_release.py": 57,
-    "bench/test_demo.py": 51,
     "test_group[heads]": 47,
-    "test_wheel.py": 43,
-    "deploy/test_package.py": 41,
+    "policy/test_policy_changes.py": 46,
+    "test_sglang_environment.py": 45,
+    "engines/sglang/test_head_exchange.py": 45,
+    "engines/sglang/test_selftest_start.py": 45,
+    "bench/test_demo.py": 41,
     "test_group[caches]": 40,
-    "train/test_target_families.py": 38,
-    "train/test_resume.py": 37,
+    "engines/sglang/test_doctor.py": 40,
+    "engines/sglang/test_lookup.py": 40,
     "bench/serving/test_command.py": 35,
+    "test_wheel.py": 33,
     "test_group[V2 runner]": 32,
-    "test_accidents.py": 31,
-    "reference/test_decode.py": 29,
-    "engines/sglang/test_quantised.py": 27,
+    "bench/test_vllm_server.py": 29,
+    "train/test_resume.py": 28,
     "engines/test_engine_contract.py": 27,
     "engines/sglang/test_weight_updates.py": 27,
     "engines/sglang/test_lora.py": 26,
-    "kernels/test_row_statistics.py": 24,
     "engines/sglang/test_host_waits.py": 24,
-    "evaluate/test_check_command.py": 24,
     "evaluate/test_measure.py": 23,
-    "kernels/test_loader.py": 23,
+    "train/test_target_families.py": 22,
     "engines/sglang/test_stops.py": 22,
+    "engines/sglang/test_quantised.py": 21,
     "train/test_distributed.py": 21,
     "heads/test_engine_classes.py": 21,
     "bench/test_compare_commits.py": 21,
-    "engines/sglang/test_refusals.py": 20,
     "data/test_prepare.py": 20,
     "engines/sglang/test_block_drafters.py": 20,
+    "loop/test_traffic.py": 20,
+    "train/test_online.py": 20,
     "engines/sglang/test_launches.py": 19,
     "train/test_loop.py": 18,
-    "engines/sglang/test_many_levels.py": 17,
+    "test_accidents.py": 17,
+    "reference/test_decode.py": 17,
     "models/test_public.py": 15,
     "engines/sglang/test_fake_cuda.py": 15,
     "train/test_known_optimum.py": 15,
+    "engines/sglang/test_many_levels.py": 14,
+    "evaluate/test_check_command.py": 12,
 }
 
 
@@ -109,7 +111,7 @@ def group_of(nodeid: str) -> str:
     if file == VLLM_ENVIRONMENT:
         return name
     way = WAY.search(name) if file in SHARED else None
-    return f"{SHARED[file]} {way[1]}" if way else file
+    return f"{SHARED[file]} {way[1]}" if way else TOGETHER.get(file, file)
 
 
 def longest_first(items: list[pytest.Item]) -> None:

@@ -4,13 +4,14 @@ Otherwise each of a server's three processes imports SGLang by itself, 11 s of p
 start with a tiny model consists of. Nothing else differs: a fork gets the command line, the environment and the log of
 its server, and runs what ``python -m sglang.launch_server`` runs; the engine's own processes are forks of it.
 
+Other scripts that import SGLang run in such forks too (`run_forked`).
+
 As a script: the process that forks. It reads one JSON object per line from its input and answers with one.
 """
 
 from __future__ import annotations
 
 import atexit
-import functools
 import json
 import os
 import subprocess
@@ -18,6 +19,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,7 @@ from eagle_plugin.bench.servers import Server
 # process that imported the modules. PYTHONPATH is among them because a fork looks for the added folders itself.
 READ_LATE = {
     *("EAGLE_PLUGIN", "EAGLE_POLICY", "EAGLE_POLICY_LOG_SECONDS", "EAGLE_OVERLAP", "EAGLE_GRAPHS", "EAGLE_SELFTEST"),
-    "EAGLE_LOOKUP",
+    *("EAGLE_LOOKUP", "EAGLE_DEPLOY", "EAGLE_FEATURES"),
     *("EAGLE_CAPTURE", "EAGLE_CAPTURE_PRIVACY", "EAGLE_CAPTURE_PYTHON"),
     *("EAGLE_CACHE_DIR", "EAGLE_TEST_FAULT", "EAGLE_TEST_WAITS", "EAGLE_TEST_WAITS_CONTROL"),
     *(
@@ -44,16 +46,17 @@ OF_SERVERS = {
 LAUNCH = ["-m", "sglang.launch_server"]
 
 
-def environment_of_imports() -> dict[str, str]:
-    """The environment in which the engine would be imported now."""
-    return dict(os.environ) | OF_SERVERS
+def environment_of_imports(first_path: str = "") -> dict[str, str]:
+    """The environment in which the engine would be imported now; first_path: a folder of modules before all others."""
+    paths = filter(None, [first_path, os.environ.get("PYTHONPATH", "")])
+    return dict(os.environ) | OF_SERVERS | {"PYTHONPATH": os.pathsep.join(paths)}
 
 
 class Forks:
-    """The process that has imported SGLang."""
+    """A process that has imported SGLang."""
 
-    def __init__(self) -> None:
-        self.environment = environment_of_imports()
+    def __init__(self, first_path: str = "") -> None:
+        self.environment = environment_of_imports(first_path)
         self._asking = threading.Lock()  # servers are stopped side by side
         self._printed = tempfile.TemporaryFile()  # noqa: SIM115
         self._process = subprocess.Popen(
@@ -84,22 +87,26 @@ class Forks:
         self._process.communicate()
 
 
-@functools.cache
-def forks() -> Forks:
+_made: dict[str, Forks] = {}  # by the folder of modules that come first
+
+
+def forks(first_path: str = "") -> Forks:
     """The one of this process, made when the first server is started."""
-    return Forks()
+    if first_path not in _made:
+        _made[first_path] = Forks(first_path)
+    return _made[first_path]
 
 
 class ForkedProcess:
     """What :class:`Server` needs of a ``subprocess.Popen``, for a child of the process that forks."""
 
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
+    def __init__(self, parent: Forks, **request: Any) -> None:
+        self._parent, self.pid = parent, parent.ask(**request)
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
         if self.returncode is None:
-            self.returncode = forks().ask(poll=self.pid)
+            self.returncode = self._parent.ask(poll=self.pid)
         return self.returncode
 
     def wait(self) -> int:
@@ -112,23 +119,32 @@ class ForkedProcess:
 class ForkedServer(Server):
     """An SGLang server of :meth:`Server.of` that is forked."""
 
+    first_path = ""  # a folder of modules that SGLang is imported with
+
     def start(self) -> ForkedServer:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         directory = str(self.directory or Path.cwd())
         arguments = self.command[1 + len(LAUNCH) :]
-        pid = forks().ask(arguments=arguments, environment=self.environment, log=str(self.log), directory=directory)
-        self._process = ForkedProcess(pid)  # type: ignore[assignment]
+        self._process = ForkedProcess(  # type: ignore[assignment]
+            forks(self.first_path),
+            **{"arguments": arguments, "environment": self.environment, "log": str(self.log), "directory": directory},
+        )
         self._began = time.monotonic()
         atexit.register(self.stop)
         return self
+
+
+def run_forked(script: Path, arguments: Sequence[str], log: Path, **environment: str) -> int:
+    """Run a script that imports SGLang, with these variables; its output is in the log. Returns its exit code."""
+    request = {"script": str(script), "arguments": list(arguments), "log": str(log), "directory": str(Path.cwd())}
+    return ForkedProcess(forks(), **request, environment=environment_of_imports() | environment).wait()
 
 
 def can_fork(server: Server) -> bool:
     """Whether this server's environment is one that the process that forks can give to its modules after importing."""
     if server.command[: 1 + len(LAUNCH)] != [sys.executable, *LAUNCH]:
         return False
-    started = forks.cache_info().currsize > 0
-    imported = forks().environment if started else environment_of_imports()
+    imported = _made[""].environment if "" in _made else environment_of_imports()
     names = (imported.keys() | server.environment.keys()) - READ_LATE
     return all(imported.get(name) == server.environment.get(name) for name in names)
 
@@ -159,7 +175,7 @@ def become(request: dict[str, Any]) -> None:
     importlib.invalidate_caches()
     scheduler.TEST_RETRACT = envs.SGLANG_TEST_RETRACT.get()
     scheduler.TEST_RETRACT_INTERVAL = envs.SGLANG_TEST_RETRACT_INTERVAL.get()
-    sys.argv = ["launch_server.py", *request["arguments"]]
+    sys.argv = [request.get("script", "launch_server.py"), *request["arguments"]]
     # The engine asks for "spawn", which imports everything again.
     multiprocessing.set_start_method("fork", force=True)
     multiprocessing.set_start_method = lambda method, force=False: None  # type: ignore[method-assign]
@@ -198,7 +214,10 @@ def main() -> None:
             if answer == 0:
                 os.close(channel.fileno())
                 become(request)
-                runpy.run_module("sglang.launch_server", run_name="__main__", alter_sys=True)
+                if "script" in request:
+                    runpy.run_path(request["script"], run_name="__main__")
+                else:
+                    runpy.run_module("sglang.launch_server", run_name="__main__", alter_sys=True)
                 return
         print(json.dumps(answer), file=channel, flush=True)
 

@@ -86,10 +86,13 @@ def answers_of_own_worker(
 
 
 @contextlib.contextmanager
-def serving(specs: Sequence[ServerSpec], logs: Path, *, as_users: bool = False) -> Iterator[list[Server]]:
+def serving(
+    specs: Sequence[ServerSpec], logs: Path, *, as_users: bool = False, first_path: str = ""
+) -> Iterator[list[Server]]:
     """Start the servers side by side, check that the worker asked for serves, and stop them all on the way out.
 
     Those that can be forks of an imported engine (server_forks.py) are, unless they are to start `as_users` start them.
+    first_path: a folder of modules that forks have imported the engine with.
     """
     servers: list[Server] = []
     try:
@@ -97,6 +100,7 @@ def serving(specs: Sequence[ServerSpec], logs: Path, *, as_users: bool = False) 
             server = Server.of(spec, logs / str(number), _next_port())
             if not as_users and can_fork(server):
                 server = ForkedServer.of(spec, logs / str(number), server.port)
+                server.first_path = first_path
             servers.append(server)
             server.start()
         for server, spec in zip(servers, specs, strict=True):

@@ -63,9 +63,9 @@ def test_two_halves_are_bitwise_one_run(features, tmp_path: Path, kind: str, nam
         ours, theirs = load_file(newest(half, file)), load_file(newest(whole, file))
         assert ours.keys() == theirs.keys() and all(ours[key].equal(theirs[key]) for key in ours)
     assert state(half)["position"] == state(whole)["position"]
-    # Control: another seed gives other weights, so equal bytes mean something.
-    other = run_training(tmp_path, "other", values, "seed=1", "checkpoint_every=24")
-    assert weights(other) != weights(whole)
+    if (kind, name) == ("eagle3", "adamw"):  # Control: another seed gives other weights, so equal bytes mean something.
+        other = run_training(tmp_path, "other", values, "seed=1", "checkpoint_every=24")
+        assert weights(other) != weights(whole)
 
 
 def test_killed_run_goes_on_to_the_same_weights(features, tmp_path: Path) -> None:

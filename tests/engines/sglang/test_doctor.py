@@ -15,7 +15,7 @@ from tiny_models import tiny_llama
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.runtime.startup import engine_serves, plugin_serves
 
-pytestmark = pytest.mark.slow  # SGLang is imported twice
+pytestmark = pytest.mark.slow  # SGLang is imported
 
 
 @pytest.fixture(scope="module")

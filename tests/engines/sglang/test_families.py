@@ -22,7 +22,7 @@ pytest.importorskip("sglang")
 pytestmark = pytest.mark.server
 
 SHAPE = (3, 8, 32)
-TOKENS = 96  # five windows
+TOKENS = 64  # three windows
 SWA = ("gemma4_text", "gpt_oss", "llama4_text")  # whose local layers have a KV pool of their own
 # In ``make test``, beside the gated delta nets of test_multimodal.py; all in ``make test-matrix``.
 ALWAYS = [("gpt_oss", "eagle3")]
@@ -88,7 +88,7 @@ def check_responses(plain: Server, plugin: Server, count: int) -> None:
     assert responses(generate_all(plugin, turns, 24, at_once=8)) == responses(generate_all(plain, turns, 24, at_once=4))
 
 
-@pytest.mark.parametrize("count", [16, pytest.param(50, marks=pytest.mark.matrix)])
+@pytest.mark.parametrize("count", [8, pytest.param(50, marks=pytest.mark.matrix)])
 def test_greedy_text_equals_plain_decoding(count: int, servers: Servers) -> None:
     check_responses(servers.plain, servers.plugin, count)
 
@@ -101,7 +101,7 @@ def test_sampled_text_has_the_distribution_of_plain_decoding(servers: Servers) -
 def test_no_slot_leaks_over_requests_with_aborts(servers: Servers) -> None:
     prompts = make_prompts(25)
     expected = responses(generate_all(servers.plain, prompts, 12, at_once=8))
-    check_aborted_requests(servers.plugin, prompts, expected, 12, times=4)
+    check_aborted_requests(servers.plugin, prompts, expected, 12, times=2)
 
 
 @pytest.mark.matrix

@@ -1,4 +1,4 @@
-"""Grammars under speculation: every answer to 200 JSON requests parses and is valid; regex, EBNF, structural tags."""
+"""Grammars under speculation: every answer to 80 JSON requests parses and is valid; regex, EBNF, structural tags."""
 
 from __future__ import annotations
 
@@ -65,14 +65,14 @@ def prompts(count: int) -> list[str]:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_a_hundred_answers_are_valid_json(temperature, plugin):
+def test_forty_answers_are_valid_json(temperature, plugin):
     """The schemas take turns, with a free request after every five, so that batches are mixed."""
     schemas = [*SCHEMAS, None]
     common = {"temperature": temperature, "max_new_tokens": 160, "ignore_eos": False}
-    settings = [common | ({"json_schema": json.dumps(schema)} if schema else {}) for schema in schemas] * 20
+    settings = [common | ({"json_schema": json.dumps(schema)} if schema else {}) for schema in schemas] * 8
     answers = ask(plugin, prompts(len(settings)), settings)
     checked = 0
-    for answer, schema in zip(answers, schemas * 20, strict=True):
+    for answer, schema in zip(answers, schemas * 8, strict=True):
         if schema is None:
             with pytest.raises(ValueError):  # a free text is no JSON: the model does not write it by itself
                 json.loads(answer["text"])
@@ -80,9 +80,9 @@ def test_a_hundred_answers_are_valid_json(temperature, plugin):
         assert answer["meta_info"]["finish_reason"]["type"] == "stop", answer["text"]
         jsonschema.validate(json.loads(answer["text"]), schema)
         checked += 1
-    assert checked == 100
-    assert len({answer["text"] for answer in answers}) > 15
-    constrained = [answer for answer, schema in zip(answers, schemas * 20, strict=True) if schema]
+    assert checked == 40
+    assert len({answer["text"] for answer in answers}) > 10
+    constrained = [answer for answer, schema in zip(answers, schemas * 8, strict=True) if schema]
     assert accept_length(constrained) > 1.01, "no draft was accepted under a grammar"
 
 

@@ -17,7 +17,7 @@ from family_draws import check_distribution
 from family_models import family_head, sampling_settings
 from multimodal_models import KINDS, PLACES, multimodal_target, picture
 from PIL.Image import Image
-from real_torchvision import with_torchvision
+from real_torchvision import link_torchvision
 from serving import OVERLAP, accept_length, generate_all, responses, serving, tiny_spec
 from word_prompts import make_prompts
 
@@ -62,17 +62,17 @@ def servers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     broken = broken_verifier.install(folder / "plugins")
     chunks = ("--chunked-prefill-size", "32")  # pictures are read in parts
     specs = [
-        tiny_spec(target, extra_flags=flags, environment=with_torchvision(folder / "plain", shared)),
+        tiny_spec(target, extra_flags=flags, environment=shared),
         tiny_spec(
             target,
             family_head(folder / "head", target, head),
             SHAPE,
             extra_flags=(*flags, *chunks),
-            environment=with_torchvision(folder / "plugin", shared | broken),
+            environment=shared | broken,
             algorithm="EAGLE" if head == "eagle2" else "EAGLE3",
         ),
     ]
-    with serving(specs, folder / "logs", as_users=True) as (plain, plugin):
+    with serving(specs, folder / "logs", first_path=link_torchvision(folder / "torchvision")) as (plain, plugin):
         yield Servers(kind, plain, plugin, folder / "plugins")
 
 

@@ -30,22 +30,19 @@ def servers(tmp_path_factory):
     target = get_model("smollm2-135m-instruct")
     sizes = {"context_length": 2048, "max_total_tokens": 16384}
     flags = ("--skip-server-warmup", "--enable-metrics")
-    policy = {"EAGLE_POLICY_LOG_SECONDS": "1"}  # as users start it: the policy chooses the shapes
-    tree = tiny_spec(target, HEAD, CAPS, extra_flags=flags, environment=policy, **sizes)
-    with (
-        serving([tiny_spec(target, **sizes)], tmp_path_factory.mktemp("plain")) as plain,
-        serving([tree], tmp_path_factory.mktemp("tree"), as_users=True) as trees,
-    ):
-        yield [*plain, *trees]
+    policy = {"EAGLE_POLICY_LOG_SECONDS": "1"}  # as with users, the policy chooses the shapes
+    specs = [tiny_spec(target, **sizes), tiny_spec(target, HEAD, CAPS, extra_flags=flags, environment=policy, **sizes)]
+    with serving(specs, tmp_path_factory.mktemp("real")) as running:
+        yield running
 
 
 def chat(question: str) -> str:
     return f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
 
 
-@pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.matrix)])
+@pytest.mark.parametrize("every", [6, pytest.param(1, marks=pytest.mark.matrix)])
 def test_greedy_text_equals_plain_decoding(every, servers):
-    """54 prompts x 64 tokens or a quarter of them, eight at a time, so that batches change while trees are drafted."""
+    """54 prompts x 48 tokens or a sixth of them, eight at a time, so that batches change while trees are drafted."""
     plain, tree = servers
     questions = [prompt.prompt for prompt in read_questions(sorted((EXAMPLES / "prompts").glob("*.jsonl")))]
     questions += [f"Write one sentence about a {word}." for word in WORDS]
@@ -54,8 +51,8 @@ def test_greedy_text_equals_plain_decoding(every, servers):
     assert len(questions) >= 50
     questions = questions[::every]
     prompts = [chat(question) for question in questions]
-    expected = responses(generate_all(plain, prompts, 64, at_once=8))
-    answers = generate_all(tree, prompts, 64, at_once=8)
+    expected = responses(generate_all(plain, prompts, 48, at_once=8))
+    answers = generate_all(tree, prompts, 48, at_once=8)
     different = [q for q, text, answer in zip(questions, expected, answers, strict=True) if answer["text"] != text]
     assert not different
     # Measured about 1.6 where most trees are chains of one token, and 1.95 with the caps (examples/heads card); far

@@ -281,6 +281,7 @@ def test_a_head_that_its_own_class_refuses_ends_the_start_in_one_sentence(monkey
 
 
 @pytest.mark.server
+@pytest.mark.matrix  # test_server_forks.py has it of a fork
 def test_a_head_of_another_target_is_refused_in_one_sentence(tiny_target, tmp_path):
     other = tiny_llama(tmp_path / "other", hidden=96, heads=6, kv_heads=2)
     head = tiny_eagle3_head(tmp_path / "head", other)

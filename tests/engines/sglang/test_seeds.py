@@ -97,7 +97,7 @@ def test_n_choices_of_one_seed_are_the_same_and_of_none_are_not(plugin):
 
 def test_different_seeds_draw_from_the_targets_distribution(plugin, bigram_target):
     """Numbers that were not random over seeds, or shared by draft and verification, would show here."""
-    setting, count = SETTINGS[1], 1000
+    setting, count = SETTINGS[1], 500
     drawn = []
     for first in range(0, count, AT_ONCE):
         seeds = range(first, first + AT_ONCE)

@@ -39,6 +39,8 @@ def test_a_fork_that_cannot_start_says_why(tiny_target: Path, tmp_path: Path, mo
     refused = r"ended with exit code 1 before it was ready(.|\n)*\| eagle-plugin: .*hidden_size 96, "
     with pytest.raises(ServerError, match=refused), serving([tiny_spec(tiny_target, head)], tmp_path / "wrong"):
         pytest.fail("it started")
+    (log,) = tmp_path.glob("wrong/0/*.log")
+    assert "Traceback" not in log.read_text()
     with serving([tiny_spec(tiny_target)], tmp_path / "right") as (server,):
         assert isinstance(server, ForkedServer)
         processes = server.members()

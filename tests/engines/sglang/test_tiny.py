@@ -17,7 +17,7 @@ from word_prompts import WORDS, make_prompts
 pytest.importorskip("sglang")
 pytestmark = pytest.mark.server
 
-CONTEXT = 512
+CONTEXT, CACHE = 512, 4096  # tokens
 SHAPES = [(3, 1, 4), (3, 4, 16), (6, 8, 64)]  # steps, children per node, nodes
 # A random model would go on with spaces for ever.
 FLAGS = ("--skip-server-warmup", "--constrained-json-disable-any-whitespace")
@@ -35,7 +35,7 @@ def servers(request, tmp_path_factory, tiny_target, tiny_eagle3, tiny_eagle3_red
     """Plain decoding, and the plugin with SHAPES; one of them with chunks of 64 prompt tokens."""
     chain, tree, wide = SHAPES
     one, two, three = ({"environment": environment} for environment in request.param)
-    flags = {"extra_flags": FLAGS, "context_length": CONTEXT}
+    flags = {"extra_flags": FLAGS, "context_length": CONTEXT, "max_total_tokens": CACHE}
     chunked = (*FLAGS, "--chunked-prefill-size", "64")
     specs = [
         tiny_spec(tiny_target, **flags),
@@ -50,9 +50,9 @@ def servers(request, tmp_path_factory, tiny_target, tiny_eagle3, tiny_eagle3_red
 @pytest.fixture(scope="module")
 def greedy_responses(servers) -> tuple[list[str], list[str]]:
     """Prompts, and their greedy text by plain decoding."""
-    prompts = make_prompts(50)
+    prompts = make_prompts(24)
     expected = responses(generate_all(servers[0], prompts, 64, at_once=8))
-    assert len(set(expected)) > 40, "the target repeats itself: equality would prove little"
+    assert len(set(expected)) > 18, "the target repeats itself: equality would prove little"
     return prompts, expected
 
 
@@ -75,13 +75,13 @@ def test_prompts_longer_than_the_prefill_chunk(servers):
     prompts = [" ".join(random.Random(i).choices(WORDS.split(), k=90)) for i in range(4)]
     answers = generate_all(chunked, prompts, 40, at_once=4)
     assert min(answer["meta_info"]["prompt_tokens"] for answer in answers) > 2 * 64
-    assert responses(answers) == responses(generate_all(plain, prompts, 40, at_once=1))
+    assert responses(answers) == responses(generate_all(plain, prompts, 40, at_once=4))
 
 
 def test_generation_up_to_the_context_length(servers):
     """The last trees reach beyond the context length: the engine itself keeps room for one tree, and reserves two."""
     plain, *trees = servers
-    prompt = " ".join(random.Random(5).choices(WORDS.split(), k=60))
+    prompt = " ".join(random.Random(5).choices(WORDS.split(), k=125))
     length = generate(plain, prompt, 1)["meta_info"]["prompt_tokens"]
     expected = generate(plain, prompt, CONTEXT - length - 1)["output_ids"]
     assert len(set(expected[-16:])) > 2, "the text ends in a circle: equality would prove little"
@@ -117,8 +117,8 @@ def test_penalised_text_is_that_of_transformers(servers, tiny_target):
 def test_biases_decode_as_without_speculation(servers):
     plain, *trees = servers
     prompts, sampling = make_prompts(8), {"logit_bias": {"70": 4.0, "75": -100.0}}
-    expected = responses(generate_all(plain, prompts, 32, at_once=1, **sampling))
-    assert expected != responses(generate_all(plain, prompts, 32, at_once=1))
+    expected = responses(generate_all(plain, prompts, 32, at_once=4, **sampling))
+    assert expected != responses(generate_all(plain, prompts, 32, at_once=4))
     for server in trees:
         assert responses(generate_all(server, prompts, 32, at_once=4, **sampling)) == expected
 
@@ -133,7 +133,7 @@ def test_a_minimal_length_decodes_as_without_speculation(servers):
         ] * len(prompts)
     for minimum in (1, 6, 20):
         limited = sampling | {"min_new_tokens": minimum}
-        expected = [answer["output_ids"] for answer in generate_all(plain, prompts, 32, at_once=1, **limited)]
+        expected = [answer["output_ids"] for answer in generate_all(plain, prompts, 32, at_once=4, **limited)]
         assert [ids.index(EOS) for ids in expected] == [minimum] * len(prompts)
         for server in trees:
             answers = generate_all(server, prompts, 32, at_once=4, **limited)
@@ -143,9 +143,9 @@ def test_a_minimal_length_decodes_as_without_speculation(servers):
 def test_stop_strings_and_token_limits_inside_an_accepted_run(servers):
     plain, *trees = servers
     prompts = make_prompts(6)
-    whole = responses(generate_all(plain, prompts, 40, at_once=1))
+    whole = responses(generate_all(plain, prompts, 40, at_once=4))
     for limit in (1, 2, 3, 5, 8):
-        expected = responses(generate_all(plain, prompts, limit, at_once=1))
+        expected = responses(generate_all(plain, prompts, limit, at_once=6))
         for server in trees:
             answers = generate_all(server, prompts, limit, at_once=6)
             assert [answer["meta_info"]["completion_tokens"] for answer in answers] == [limit] * len(prompts)
@@ -240,17 +240,19 @@ def _p_value(first, second) -> float:
 
 
 # The tree server is the one whose prompts come in chunks and whose rounds are one ahead, with captured functions.
-@pytest.mark.parametrize("which", [2, pytest.param(3, marks=pytest.mark.matrix)])
-def test_no_cache_slot_leaks_over_hundreds_of_requests_with_aborts(servers, which):
+@pytest.mark.parametrize(("which", "times"), [(2, 4), *(pytest.param(i, 20, marks=pytest.mark.matrix) for i in (2, 3))])
+def test_no_cache_slot_leaks_over_many_requests_with_aborts(servers, which, times):
     plain, server = servers[0], servers[which]
-    prompts = make_prompts(25)
+    prompts = make_prompts(12)
     expected = responses(generate_all(plain, prompts, 12, at_once=8))
-    check_aborted_requests(server, prompts, expected, 12, times=10)
+    check_aborted_requests(server, prompts, expected, 12, times)
     _fill_the_cache(server)
     server.check_alive()
 
 
 def _fill_the_cache(server) -> None:
     """Eight requests that together need nearly the whole cache: lost slots would make them retract or starve."""
-    answers = generate_all(server, [WORDS[i:] for i in range(8)], 380, at_once=8)
-    assert [answer["meta_info"]["completion_tokens"] for answer in answers] == [380] * 8
+    prompts = [f"{WORDS} "[i:] + 3 * f"{WORDS} " for i in range(8)]
+    answers = generate_all(server, prompts, 220, at_once=8)
+    assert [answer["meta_info"]["completion_tokens"] for answer in answers] == [220] * 8
+    assert sum(answer["meta_info"]["prompt_tokens"] + 220 for answer in answers) > 0.75 * CACHE
