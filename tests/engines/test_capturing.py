@@ -15,7 +15,7 @@ from eagle_plugin.runtime.capturing import gpu_sizes
 
 @pytest.mark.parametrize(("most", "sizes", "graphs"), [(256, 20, 560), (1024, 24, 613)])
 def test_how_many_graphs_vllm_gets(most: int, sizes: int, graphs: int) -> None:
-    """The numbers of docs/gpu-design.md, of 3 drafted tokens.
+    """The numbers of docs/gpu.md, of 3 drafted tokens.
 
     Per size verify of each width, plain steps too; and of each shape draft, sums, walk and extend, for greedy and for
     sampled batches.
