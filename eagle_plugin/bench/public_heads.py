@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,23 @@ from pathlib import Path
 from eagle_plugin.bench.servers import ServerError
 from eagle_plugin.models import PublicModel, fetch_repository
 from eagle_plugin.models.store import cache_folder
+
+
+def check_public_head(model: PublicModel, engine: str) -> None:
+    """Download the head alone, and refuse one that the engine cannot compute before its large target is downloaded.
+
+    Raises:
+        ModelError: it could not be fetched. ServerError: the engine cannot compute it.
+    """
+    if engine != "sglang" or not model.rewritten:
+        return
+    config = json.loads((fetch_repository(model.head) / "config.json").read_text("utf-8"))
+    is_speculators = isinstance(config.get("transformer_layer_config"), dict)  # where true is the default
+    if config.get("norm_before_residual", is_speculators):
+        raise ServerError(
+            f"the head {model.head} cannot be served by SGLang: its config.json has norm_before_residual true, which "
+            "only vLLM computes; serve it with --engine vllm, or give another head with --head"
+        )
 
 
 def public_head(model: PublicModel, engine: str, target: Path) -> Path:

@@ -26,7 +26,7 @@ from eagle_plugin.bench.choices import (
 )
 from eagle_plugin.bench.engines import ENGINES
 from eagle_plugin.bench.progress import Steps
-from eagle_plugin.bench.public_heads import public_head
+from eagle_plugin.bench.public_heads import check_public_head, public_head
 from eagle_plugin.bench.servers import Server, ServerError, check_worker
 from eagle_plugin.bench.spec import CACHE_TOKENS, CONTEXT, SPARE_TOKENS, ServerSpec
 from eagle_plugin.common.command_end import sigterm_as_exit
@@ -136,6 +136,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     with sigterm_as_exit():
         try:
             check_engine(options.engine, options.device)
+            if options.head is None and options.target in PUBLIC and not options.plain:
+                check_public_head(PUBLIC[options.target], options.engine)
             spec = server_spec(options, resolve_target(options.target, console))
             with Server.of(spec, options.out / "logs", options.port) as server:
                 with Steps(console).step("starting") as step:

@@ -38,7 +38,7 @@ def tile_for(rows: int, dim: int, itemsize: int, hopper: bool) -> Tile:
     float32 runs on plain FMA units (tensor cores would round it to TF32), whose tiles are smaller.
 
     hopper: the GPU is an sm_90 and the layer has no window, chunks or cap of logits. Of 30 tiles, those for it were the
-        fastest on an H200 (docs/gpu.md), also where some registers are spilled.
+        fastest on an H200 (docs/gpu-measurements.md), also where some registers are spilled.
     """
     dim = triton.next_power_of_2(dim)
     block = max(16, triton.next_power_of_2(rows))

@@ -94,6 +94,18 @@ def test_a_head_that_sglang_cannot_serve(hub: dict[str, Path], tmp_path: Path, t
     assert not (tmp_path / "cache" / "heads" / NAME).exists()
 
 
+def test_such_a_head_is_refused_before_its_target_is_fetched(
+    hub: dict[str, Path], tiny_target: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.rmtree(hub[PUBLIC[NAME].head])
+    write(LAYOUTS["speculators, norm before the residual"], hub[PUBLIC[NAME].head], tiny_target)
+    del hub[PUBLIC[NAME].target]
+    monkeypatch.setattr(serve, "check_engine", lambda *_: None)
+    for engine, reason in (("sglang", "norm_before_residual true"), ("vllm", f"{PUBLIC[NAME].target} could not be")):
+        assert serve.main([NAME, "--engine", engine, "--device", "cpu"]) == 1
+        assert reason in " ".join(capsys.readouterr().out.split())
+
+
 def test_names_are_targets_and_heads_of_every_command(hub: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", NAME, PUBLIC[NAME].head, "--files-only", "--engine", "vllm"]) == 0
     assert f"head               {hub[PUBLIC[NAME].head]}" in capsys.readouterr().out
