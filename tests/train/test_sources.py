@@ -93,7 +93,7 @@ def test_stores_mix_by_weight_and_must_agree(features, tmp_path: Path) -> None:
         StoreSource(features.target, data)
 
 
-def test_the_size_of_the_cache(features: Features, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_size_of_the_cache(features, tmp_path, capsys):
     """Two stores share the folder: one warning when it is full, none when all fits."""
     used = {}
     for name, gib in (("large", 1.0), ("small", 20_000 / 2**30)):
