@@ -35,7 +35,7 @@ from eagle_plugin.learning.reference.target import path_logits, tree_logits, win
 CONTEXT_STRIDE = 4  # tokens from one context to the next at temperature > 0
 MAX_KEYS = 1 << 15  # roots times keys of one call of the head, which bounds its memory
 MAX_NODES = 640  # nodes that the target reads in one forward
-CHECKED_TOKENS = 64  # the place of the tree that `check_tree_reading` reads, and how far behind a window it is
+CHECKED_TOKENS = 64  # the place of the tree that `check_tree_reading` reads, and how far beyond a window it is
 LARGEST_DISTANCE = 0.1  # total variation between nodes read as a tree and alone; bf16 rounding gives 0.01 to 0.03
 CHAIN, TREE = Shape.chain(4), Shape(steps=4, topk=4, width=16)
 SHAPES = {"chain4": CHAIN, "tree16": TREE}
@@ -195,7 +195,7 @@ def expected_acceptance(
 def check_tree_reading(model: Any, tokens: list[int]) -> None:
     """Raise DataError unless the target's distributions on a tree in one forward are those on its branches alone.
 
-    With recurrent layers, or with attention that makes its own mask, they are not. The tree is behind the longest
+    With recurrent layers, or with attention that makes its own mask, they are not. The tree is beyond the longest
     window of the target's layers, so far as there are tokens.
     """
     device = model.device

@@ -11,7 +11,7 @@ from eagle_plugin.learning.data.generation.endpoints import TargetEndpoint
 from eagle_plugin.learning.data.generation.journal import Journal
 from eagle_plugin.learning.data.generation.run import GenerationStats
 
-CUT_SHARE = 0.2  # of the answers; more that end by their length are worth a warning
+CUT_SHARE = 0.2  # of the answers; if more end by their length, a warning says so
 
 
 def cut_answers(stats: GenerationStats, max_tokens: int) -> str | None:
