@@ -8,11 +8,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from quantised_models import quantise
+from tiny_targets import write_target
 
 from eagle_plugin import cli
 from eagle_plugin.common import devices
-from eagle_plugin.common.device_memory import device_for
+from eagle_plugin.common.device_memory import device_for, loaded_bytes
 from eagle_plugin.common.devices import DeviceError, check_device, fast_dtype
+from eagle_plugin.learning.data.store.features import load_target
 from eagle_plugin.learning.train.recipe import parse_recipe
 
 
@@ -46,6 +49,26 @@ def test_a_gpu_without_room_for_the_weights_is_left(free, device, tmp_path, monk
     assert device_for([tmp_path]) == device
     printed = capsys.readouterr().err
     assert printed.count("computing on the CPU: ") == (device == "cpu") and ("need 1.2 GiB" in printed) == bool(printed)
+
+
+@pytest.mark.parametrize("has_kernels", [False, True])
+def test_mxfp4_counts_as_what_it_becomes(has_kernels: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without its kernels transformers makes bfloat16 of it, four times the bytes."""
+    plain = write_target(tmp_path / "plain", "gpt_oss", intermediate_size=64)
+    target = quantise(tmp_path / "mxfp4", plain, "mxfp4")
+    model = load_target(plain, torch.bfloat16)
+    experts = sum(x.numel() for name, x in model.named_parameters() if name.endswith(("up_proj", "down_proj")))
+    file = (target / "model.safetensors").stat().st_size
+    unpacked = file + 2 * experts - experts * 17 // 32  # stored: 4 bits per number, and 8 per 32 of them
+    for name in ("accelerate", "kernels", "triton"):
+        monkeypatch.setattr(f"transformers.utils.is_{name}_available", lambda *version: has_kernels)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    assert loaded_bytes(target) == (file if has_kernels else unpacked)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (int(1.2 * unpacked) - 1, 2**40))
+    assert device_for([target]) == ("cuda" if has_kernels else "cpu")
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (int(1.2 * unpacked) + 1, 2**40))
+    assert device_for([target]) == "cuda"
 
 
 def test_a_head_that_is_not_there(tiny_target: Path, capsys: pytest.CaptureFixture[str]) -> None:

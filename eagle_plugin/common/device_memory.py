@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from eagle_plugin.common.devices import DeviceError, default_device
 from eagle_plugin.common.errors import first_line
+from eagle_plugin.common.json_files import kept_object
 
 if TYPE_CHECKING:
     import torch
@@ -28,7 +30,7 @@ def device_for(folders: Iterable[Path]) -> Literal["cpu", "cuda"]:
 
     if default_device() == "cpu":
         return "cpu"
-    weights = sum(file.stat().st_size for folder in folders for file in folder.glob("*.safetensors"))
+    weights = sum(map(loaded_bytes, folders))
     try:
         free = torch.cuda.mem_get_info()[0]
     except RuntimeError:  # not even the context of this process fits
@@ -41,6 +43,38 @@ def device_for(folders: Iterable[Path]) -> Literal["cpu", "cuda"]:
         file=sys.stderr,
     )
     return "cpu"
+
+
+def loaded_bytes(folder: Path) -> int:
+    """The bytes of a checkpoint's weights as transformers loads them: those of its files, or MXFP4 as bfloat16."""
+    files = sorted(folder.glob("*.safetensors"))
+    stored = sum(file.stat().st_size for file in files)
+    method = kept_object(folder / "config.json").get("quantization_config")
+    if not isinstance(method, dict) or method.get("quant_method") != "mxfp4":
+        return stored
+    return stored if _keeps_mxfp4() and not method.get("dequantize") else stored + sum(map(_unpacked_bytes, files))
+
+
+def _keeps_mxfp4() -> bool:
+    """Whether transformers has what it needs to compute with MXFP4 on this GPU; else it makes bfloat16 of it."""
+    import torch
+    from transformers.utils import is_accelerate_available, is_kernels_available, is_triton_available
+
+    has_kernels = is_accelerate_available() and is_triton_available("3.4.0") and is_kernels_available()
+    return has_kernels and torch.cuda.get_device_capability() >= (7, 5)
+
+
+def _unpacked_bytes(file: Path) -> int:
+    """The bytes that become more when the MXFP4 tensors of a file become bfloat16: two numbers in each byte."""
+    from safetensors import safe_open
+
+    more = 0
+    with safe_open(str(file), framework="pt") as tensors:
+        for name in tensors.keys():  # noqa: SIM118
+            if name.endswith(("_blocks", "_scales")):
+                size = math.prod(tensors.get_slice(name).get_shape())
+                more += 3 * size if name.endswith("_blocks") else -size
+    return more
 
 
 @contextlib.contextmanager

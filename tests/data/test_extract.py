@@ -172,3 +172,20 @@ def test_the_module_runs_by_itself_as_torchrun_starts_it(
     with pytest.raises(SystemExit, match="2"):
         runpy.run_path(extract.__file__, run_name="__main__")
     assert f"error: {tmp_path} has no config.json" in capsys.readouterr().err
+
+
+def test_every_process_has_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also for kernels that take "cuda" for their device, as those of MXFP4 experts do."""
+    used: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", used.append)
+    monkeypatch.setattr(extract, "check_device", lambda name: name)
+    for name, number in (("RANK", 3), ("WORLD_SIZE", 4), ("LOCAL_RANK", 1)):
+        monkeypatch.setenv(name, str(number))
+    common = ["rows", "--target", "t", "--store", "s"]
+    assert extract._find_place(extract._parse(common)) == (3, 4, "cuda:1")
+    assert used == [torch.device("cuda:1")]
+    for device in ("cuda", "cpu"):  # the current GPU, and none
+        assert extract._find_place(extract._parse([*common, "--device", device])) == (3, 4, device)
+    assert len(used) == 1

@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 import tiny_models
+from tiny_targets import write_target
 
 from eagle_plugin.common.errors import UserError
-from eagle_plugin.learning.data.rows import TokenRow, format_row
+from eagle_plugin.heads.create import new_head
+from eagle_plugin.heads.export import save_head
+from eagle_plugin.learning.data.rows import DataError, TokenRow, format_row
 from eagle_plugin.learning.evaluate.eval_command import main
 
 PROMPTS = [[0, 40, 41, 99], [0, 120, 77, 5, 60], [0, 200, 9], [0, 33, 34, 35]]
@@ -50,6 +53,29 @@ def test_two_heads_in_one_table(
     assert main([*args[:2], "--rows", str(rows), "--tokens", "24", "--temperatures", "0"]) == 0
     table = capsys.readouterr().out
     assert "k-th draft accepted" in table and "gain" not in table
+
+
+@pytest.mark.parametrize(("family", "reads_trees"), [("gpt_oss", True), ("mistral", True), ("qwen3_next", False)])
+def test_targets_with_windows_and_recurrent_layers(
+    family: str, reads_trees: bool, rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The job's stage gives no temperatures: what cannot be measured must not lose what can."""
+    target, head, out = (
+        write_target(tmp_path / "target", family, vocab_size=256),
+        tmp_path / "head",
+        tmp_path / "e.json",
+    )
+    save_head(new_head("eagle3", target), head, target_dir=target)
+    args = [str(target), str(head), "--rows", str(rows), "--tokens", "24", "--dtype", "float32", "--json", str(out)]
+    assert main(args) == 0
+    at_0, at_1 = {"chain4_t0", "tree16_t0"}, {"chain4_t1", "tree16_t1"}
+    assert set(json.loads(out.read_text())["chat"]) == (at_0 | at_1 if reads_trees else at_0)
+    table, log = capsys.readouterr()
+    assert "accept length" in table
+    assert ("not measured at temperature 1: Qwen3NextForCausalLM cannot read a draft tree" in log) is not reads_trees
+    if not reads_trees:
+        with pytest.raises(DataError, match="temperature 0 reads no trees"):
+            main([*args, "--temperatures", "1"])
 
 
 def test_responses_that_are_too_short(rows: Path, markov_target: Path, markov_eagle3: Path, capsys: object) -> None:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import dflash_models
 import pytest
 import tiny_models
+import tiny_targets
 import torch
 from reference_decoder import plain_greedy, speculative_greedy
 from torch import Tensor
@@ -34,6 +35,7 @@ from eagle_plugin.learning.evaluate.measure import (
     greedy_accepted,
     walk_rounds,
 )
+from eagle_plugin.learning.reference import target
 from eagle_plugin.learning.reference.draft import draft_trees, prefill_head, topk_log_probs
 from eagle_plugin.learning.reference.target import target_features
 
@@ -275,7 +277,7 @@ def test_target_that_ignores_the_tree_is_refused(cases: dict[str, Case]) -> None
     check_tree_reading(case.model, case.text)
 
     class Deaf:
-        device = torch.device("cpu")
+        device, dtype, config = torch.device("cpu"), torch.float32, case.model.config
 
         def __call__(self, ids: Tensor, **options: Any) -> Any:
             options.pop("attention_mask", None)
@@ -283,6 +285,21 @@ def test_target_that_ignores_the_tree_is_refused(cases: dict[str, Case]) -> None
 
     with pytest.raises(DataError, match="cannot read a draft tree in one forward"):
         check_tree_reading(Deaf(), case.text)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("family", ["gpt_oss", "gemma3_text", "llama4_text", "mistral"])
+def test_windows_are_kept_in_trees(family: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`eager` attention, which GPT-OSS has alone, adds the mask to the scores."""
+    model = tiny_targets.tiny_target(family, dtype=dtype)
+    text = torch.randint(3, 131, (100,), generator=torch.Generator().manual_seed(0)).tolist()
+    for name in ("eager", *([] if family == "gpt_oss" else ["sdpa"])):
+        model.set_attn_implementation(name)
+        check_tree_reading(model, text)
+    monkeypatch.setattr(target, "_window", lambda config: 0)
+    monkeypatch.setattr(target, "_chunk", lambda config: 2**20)
+    with pytest.raises(DataError, match="cannot read a draft tree"):  # negative control
+        check_tree_reading(model, text)
 
 
 def test_a_text_knows_its_tokens(cases: dict[str, Case]) -> None:

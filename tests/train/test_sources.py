@@ -93,6 +93,21 @@ def test_stores_mix_by_weight_and_must_agree(features, tmp_path: Path) -> None:
         StoreSource(features.target, data)
 
 
+def test_the_size_of_the_cache(features, tmp_path, capsys):
+    """Two stores share the folder: one warning when it is full, none when all fits."""
+    used = {}
+    for name, gib in (("large", 1.0), ("small", 20_000 / 2**30)):
+        cache = tmp_path / name
+        keys = {"store": [str(features.store)] * 2, "cache": str(cache), "cache_gib": gib}
+        source = StoreSource(features.target, DataSettings.model_validate(keys))
+        source.read(range(len(source.items)))
+        source.close()
+        used[name] = sum(path.stat().st_size for path in cache.iterdir())
+        warnings = capsys.readouterr().err.count(f"warning: the cache {cache} is full")
+        assert warnings == (name == "small")
+    assert 0 < used["small"] < used["large"]
+
+
 def test_store_of_another_target_is_refused(features, tmp_path: Path) -> None:
     other = tiny_models.tiny_llama(tmp_path / "other", seed=5)
     with pytest.raises(DataError, match="another target"):

@@ -17,7 +17,7 @@ from eagle_plugin.learning.data.collecting.completion import PATIENCE_S, Growing
 from eagle_plugin.learning.data.generation.journal import Journal
 from eagle_plugin.learning.data.generation.options import add_request_options, check_temperatures
 from eagle_plugin.learning.data.generation.run import GenerationSettings, generate
-from eagle_plugin.learning.data.generation.summary import summary_table
+from eagle_plugin.learning.data.generation.summary import cut_answers, summary_table
 from eagle_plugin.learning.data.provenance import carry_sources
 from eagle_plugin.learning.data.rows import read_rows
 from eagle_plugin.models import target_folder
@@ -54,6 +54,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         carry_sources(options.prompts, options.out)
         stats, endpoints = asyncio.run(generate(options.prompts, options.endpoint, journal, settings, console))
         Console().print(summary_table(stats, endpoints, journal))
+        if warning := cut_answers(stats, options.max_tokens):
+            console.print(f"[yellow]warning:[/] {warning}", highlight=False, soft_wrap=True)
         store.add_sources(options.out)
         rows = partial(read_rows, options.out)
         found = complete(store, rows, options.endpoint, settings, options.patience, console)

@@ -186,7 +186,10 @@ def _find_place(arguments: argparse.Namespace) -> tuple[int, int, str]:
     if device is None:
         local = int(os.environ.get("LOCAL_RANK", "0"))
         device = f"cuda:{local % torch.cuda.device_count()}" if torch.cuda.is_available() else "cpu"
-    return rank, world, check_device(device)
+    check_device(device)
+    if (place := torch.device(device)).type == "cuda" and place.index is not None:
+        torch.cuda.set_device(place)  # kernels that take "cuda" for their device would all use the first GPU
+    return rank, world, device
 
 
 def _bar(console: Console, shown: bool) -> ProgressBars:

@@ -14,7 +14,7 @@ from eagle_plugin.common.command_line import Parser
 from eagle_plugin.learning.data.generation.journal import Journal
 from eagle_plugin.learning.data.generation.options import add_request_options, check_temperatures
 from eagle_plugin.learning.data.generation.run import GenerationSettings, generate
-from eagle_plugin.learning.data.generation.summary import summary_table
+from eagle_plugin.learning.data.generation.summary import cut_answers, summary_table
 from eagle_plugin.learning.data.privacy.phones import PHONE_REGIONS, PHONE_REGIONS_HELP, parse_regions
 from eagle_plugin.learning.data.privacy.scanner import Scanner
 from eagle_plugin.learning.data.provenance import carry_sources
@@ -56,8 +56,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--phone-regions", default=",".join(PHONE_REGIONS), metavar="CODES", help=PHONE_REGIONS_HELP)
     options = parser.parse_args(argv)
     for name in ("max_tokens", "concurrency", "timeout"):
-        if getattr(options, name) < 1:
-            parser.error(f"--{name.replace('_', '-')} is {getattr(options, name)}, wanted at least 1")
+        if (value := getattr(options, name)) is not None and value < 1:
+            parser.error(f"--{name.replace('_', '-')} is {value}, wanted at least 1")
     check_temperatures(parser, options)
     return options
 
@@ -78,6 +78,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         carry_sources(options.prompts, options.out)
         stats, endpoints = asyncio.run(generate(options.prompts, options.endpoint, journal, settings, console))
         Console().print(summary_table(stats, endpoints, journal))
+    if warning := cut_answers(stats, options.max_tokens):
+        console.print(f"[yellow]warning:[/] {warning}", highlight=False, soft_wrap=True)
     if stats.postponed:
         console.print(f"{stats.postponed} prompts failed for now; run the same command again to ask them again")
     return 1 if stats.postponed else 0

@@ -24,7 +24,7 @@ from eagle_plugin.common.devices import check_device, fast_dtype
 from eagle_plugin.common.progress import ProgressBars, report_progress
 from eagle_plugin.heads.draft_head import DraftHead
 from eagle_plugin.heads.load import load_any_head
-from eagle_plugin.learning.data.rows import TokenRow
+from eagle_plugin.learning.data.rows import DataError, TokenRow
 from eagle_plugin.learning.data.sources.sets import SETS
 from eagle_plugin.learning.data.store.features import load_target
 from eagle_plugin.learning.data.target_files import load_tokenizer
@@ -47,6 +47,7 @@ examples:
   eagle-plugin eval TARGET OLD NEW --sets gsm8k --temperatures 0     is the new head better than the old one?
   eagle-plugin eval TARGET HEAD --rows rows.jsonl                    your own traffic: its val rows, by source
 
+A target with recurrent layers cannot read a draft tree in one forward: it is measured at temperature 0 alone.
 The target's responses are generated once and kept in the cache (EAGLE_CACHE_DIR). Intervals are of 95 %, by bootstrap
 over the prompts; the gain is over the first head, on the same prompts.
 
@@ -130,7 +131,7 @@ def measure(
     results: Results = {name: {} for name in heads}
     aux_layers = sorted({layer for head in heads.values() for layer in head.aux_layers})
     model = load_target(target_dir, DTYPES[options.dtype], options.device)
-    for temperature in options.temperatures:
+    for temperature in _measurable(options.temperatures, model, rows, options.tokens):
         written = responses_at(
             lambda: model,
             target_dir,
@@ -142,12 +143,34 @@ def measure(
             report=bar(f"temperature {temperature:g}: responses of the target", len(rows)),
         )
         responses = Responses(model, written, aux_layers, temperature, bar("hidden states of the target", len(rows)))
-        if temperature:
-            check_tree_reading(model, responses.items[0].tokens)
         for name, head in heads.items():
             found = evaluate(head, responses, options.seed, bar(f"drafts of {name}", len(rows)))
             results[name] |= {f"{shape}_t{temperature:g}": counts for shape, counts in found.items()}
     return results
+
+
+def _measurable(temperatures: Sequence[float], model: Any, rows: Sequence[TokenRow], longest: int) -> list[float]:
+    """The temperatures at which this target can be measured; a line on stderr says why not at the others.
+
+    longest: tokens of a response.
+
+    Raises:
+        DataError: it is none of them.
+    """
+    if not any(temperatures):
+        return list(temperatures)
+    prompts = [row.prompt_ids for row in rows]
+    text, needed = [token for ids in prompts for token in ids], max(map(len, prompts)) + max(longest, 4)
+    try:
+        check_tree_reading(model, (text * -(-needed // len(text)))[:needed])
+    except DataError as error:
+        left = [temperature for temperature in temperatures if not temperature]
+        if not left:
+            raise
+        out = " ".join(f"{temperature:g}" for temperature in temperatures if temperature)
+        print(f"not measured at temperature {out}: {error}", file=sys.stderr)
+        return left
+    return list(temperatures)
 
 
 def _rows(options: argparse.Namespace, target_dir: Path) -> list[TokenRow]:
@@ -191,6 +214,8 @@ def _table(results: Results, document: dict[str, dict[str, dict[str, Any]]], tem
         table.add_column(column, overflow="fold")
     for temperature in temperatures:
         chain, tree = (f"{shape}_t{temperature:g}" for shape in SHAPES)
+        if tree not in results[base]:
+            continue
         for domain, places in _domains(results[base][tree]).items():
             for head in results:
                 stats = document[head][domain]

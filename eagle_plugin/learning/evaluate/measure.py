@@ -30,11 +30,12 @@ from eagle_plugin.learning.evaluate.acceptance import walked_nodes
 from eagle_plugin.learning.evaluate.chains import chain_acceptance, graft_chains, sample_chains
 from eagle_plugin.learning.evaluate.stats import AcceptCounts
 from eagle_plugin.learning.reference.draft import HeadPrefill, draft_trees, prefill_head
-from eagle_plugin.learning.reference.target import path_logits, tree_logits
+from eagle_plugin.learning.reference.target import path_logits, tree_logits, window_length
 
 CONTEXT_STRIDE = 4  # tokens from one context to the next at temperature > 0
 MAX_KEYS = 1 << 15  # roots times keys of one call of the head, which bounds its memory
 MAX_NODES = 640  # nodes that the target reads in one forward
+CHECKED_TOKENS = 64  # the place of the tree that `check_tree_reading` reads, and how far beyond a window it is
 LARGEST_DISTANCE = 0.1  # total variation between nodes read as a tree and alone; bf16 rounding gives 0.01 to 0.03
 CHAIN, TREE = Shape.chain(4), Shape(steps=4, topk=4, width=16)
 SHAPES = {"chain4": CHAIN, "tree16": TREE}
@@ -194,10 +195,11 @@ def expected_acceptance(
 def check_tree_reading(model: Any, tokens: list[int]) -> None:
     """Raise DataError unless the target's distributions on a tree in one forward are those on its branches alone.
 
-    With recurrent layers, or with attention that makes its own mask, they are not.
+    With recurrent layers, or with attention that makes its own mask, they are not. The tree is beyond the longest
+    window of the target's layers, so far as there are tokens.
     """
     device = model.device
-    root = min(len(tokens) - 1, 64)
+    root = min(len(tokens) - 1, window_length(model) + CHECKED_TOKENS)
     # the root, two children of it, and a child of the first one
     tree = DraftTree(
         torch.tensor([[tokens[root], *tokens[:3]]], device=device),
@@ -211,5 +213,5 @@ def check_tree_reading(model: Any, tokens: list[int]) -> None:
     if not apart < LARGEST_DISTANCE:
         raise DataError(
             f"{type(model).__name__} cannot read a draft tree in one forward (its distributions differ by {apart:.2f} "
-            "from those on single branches); evaluate at --temperatures 0, which reads no trees"
+            "from those on single branches); temperature 0 reads no trees"
         )

@@ -55,6 +55,7 @@ class GenerateSettings(_Section):
     temperatures: list[Annotated[float, Field(ge=0, le=2)]] = []  # default: each prompt's own
     max_tokens: Positive = 192
     concurrency: Positive = 112
+    timeout: Annotated[float, Field(ge=1)] | None = None  # seconds per request; default: as in `data generate`
 
 
 class RecordedSettings(_Section):

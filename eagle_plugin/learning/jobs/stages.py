@@ -117,6 +117,7 @@ def _prompt_stages(job: JobRecipe, target: Path, data: Path) -> Iterator[Stage]:
     ask, rows = job.generate, data / "generated.jsonl"
     args = ["data", "generate", str(prompts), "--out", str(rows), "--max-tokens", str(ask.max_tokens)]
     args += ["--concurrency", str(ask.concurrency)]
+    args += ["--timeout", str(ask.timeout)] if ask.timeout is not None else []
     if ask.temperatures:
         args += ["--temperature", *map(str, ask.temperatures)]
     endpoints = ask.endpoints or (job.online.servers if job.online else [])

@@ -50,11 +50,50 @@ def tree_logits(model: Any, tokens: list[int], roots: Tensor, trees: DraftTree) 
     before = (torch.arange(L, device=device) < roots[:, None]).repeat_interleave(W, dim=0)  # [b * W, L]
     visible = torch.zeros(L + b * W, L + b * W, dtype=torch.bool, device=device)
     visible[:L, :L], visible[L:, :L], visible[L:, L:] = text, before, torch.block_diag(*ancestors).bool()
+    positions = torch.cat([torch.arange(L, device=device), (roots[:, None] + trees.depths).view(-1)])
     output = model(
         torch.cat([torch.tensor(tokens[:L], device=device), trees.tokens.view(-1)])[None],
-        attention_mask=visible[None, None],
-        position_ids=torch.cat([torch.arange(L, device=device), (roots[:, None] + trees.depths).view(-1)])[None],
+        attention_mask=_masks(model, visible, positions),
+        position_ids=positions[None],
         logits_to_keep=b * W,
         use_cache=False,
     )
     return output.logits[0].view(b, W, -1)
+
+
+def window_length(model: Any) -> int:
+    """The longest distance, in tokens, beyond which some layer of the target sees nothing; 0 where all see all."""
+    config = model.config.get_text_config()
+    return max(_window(config), _chunk(config))
+
+
+def _masks(model: Any, visible: Tensor, positions: Tensor) -> Tensor | dict[str, Tensor]:
+    """The attention masks that transformers takes as they are, by type of layer where layers differ.
+
+    visible [n, n] bool: what a token sees without windows; positions [n] int64 -> each [1, 1, n, n] in the model's
+    dtype, 0 or the lowest number: `eager` and `flex_attention` add a mask to the scores, `sdpa` takes both kinds.
+    """
+    config = model.config.get_text_config()
+    types, window, chunk = set(getattr(config, "layer_types", None) or ()), _window(config), _chunk(config)
+
+    def mask(seen: Tensor) -> Tensor:
+        hidden = torch.zeros(seen.shape, dtype=model.dtype, device=seen.device)
+        return hidden.masked_fill_(~seen, torch.finfo(model.dtype).min)[None, None]
+
+    near = visible & (positions[:, None] - positions < window) if window else visible
+    if not types & {"sliding_attention", "chunked_attention"}:
+        return mask(near)
+    masks = {"full_attention": mask(visible), "sliding_attention": mask(near)}
+    if chunk:
+        masks["chunked_attention"] = mask(visible & (positions[:, None] // chunk == positions // chunk))
+    return masks
+
+
+def _window(config: Any) -> int:
+    types = getattr(config, "layer_types", None)
+    return int(getattr(config, "sliding_window", None) or 0) if not types or "sliding_attention" in types else 0
+
+
+def _chunk(config: Any) -> int:
+    types = getattr(config, "layer_types", None) or ()
+    return int(getattr(config, "attention_chunk_size", None) or 0) if "chunked_attention" in types else 0

@@ -115,6 +115,7 @@ class DataSettings(_Section):
 
     store: list[StoreSettings] = []
     cache: UserPath | None = None  # local folder that keeps what was read of remote stores
+    cache_gib: Annotated[float, Field(gt=0)] = 64  # of that folder, at most
     rows: list[UserPath] = []
     online: OnlineSettings | None = None  # rows only: who computes; default: every process loads the target
     aux_layers: list[Annotated[int, Field(ge=0)]] | None = None  # rows only: a store, or a server, knows its own

@@ -57,7 +57,9 @@ class StoreSource:
     readers = 1
 
     def __init__(self, target: Path, settings: DataSettings) -> None:
-        self._stores = [FeatureStore(part.url, cache=settings.cache) for part in settings.store]
+        self._stores = [
+            FeatureStore(part.url, settings.cache, int(settings.cache_gib * 2**30)) for part in settings.store
+        ]
         first = self._stores[0].manifest
         for part, store in zip(settings.store, self._stores, strict=True):
             store.manifest.check_target(target)

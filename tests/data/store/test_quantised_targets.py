@@ -12,9 +12,11 @@ from quantised_models import quantise
 from safetensors.torch import load_file
 from tiny_targets import write_target
 
+from eagle_plugin.common.devices import DeviceError
 from eagle_plugin.heads.files import HeadError
 from eagle_plugin.heads.target_files import TargetFiles
 from eagle_plugin.learning.data.rows import DataError
+from eagle_plugin.learning.data.store import features
 from eagle_plugin.learning.data.store.features import load_target
 
 NAME = "model.layers.3.mlp.up_proj.weight"
@@ -51,8 +53,31 @@ def test_weights_that_transformers_would_read_without_their_scales(plain: Path, 
 @pytest.mark.parametrize("name", ["fp8-block", "gptq", "awq"])
 def test_what_transformers_needs_more_packages_for(name: str, plain: Path, tmp_path: Path) -> None:
     method = name.removesuffix("-block")
-    with pytest.raises(DataError, match=rf"requires .*\); install what it asks for to read {method} weights$"):
+    with pytest.raises(
+        DataError, match=rf"requires .*\); install what it asks for to read {method} weights, or let an engine"
+    ):
         load_target(quantise(tmp_path / name, plain, name))
+
+
+def test_a_gpu_that_a_target_does_not_fit(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The weights go to the GPU as they are read, where transformers can do that."""
+    asked: list[dict[str, Any]] = []
+
+    class Full:
+        @staticmethod
+        def from_pretrained(folder: Path, **options: Any) -> None:
+            asked.append(options)
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+
+    monkeypatch.setattr(features, "auto_class", lambda config: Full)
+    for has_accelerate, placed in ((True, {"": torch.device("cuda:1")}), (False, None)):
+        monkeypatch.setattr("transformers.utils.is_accelerate_available", lambda found=has_accelerate: found)
+        with pytest.raises(DeviceError, match=r"the memory of cuda:1 ran out .*, or let an engine .*`data collect`$"):
+            load_target(plain, device="cuda:1")
+        assert asked.pop().get("device_map") == placed
+    with pytest.raises(DeviceError):
+        load_target(plain)
+    assert "device_map" not in asked.pop()
 
 
 def test_a_quantised_output_layer_is_not_taken_for_a_tied_one(plain: Path, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from eagle_plugin.learning.data.generation.waiting import PATIENCE_S, Pause, ask
 from eagle_plugin.learning.data.rows import DataError
 
 RETRIES = 5
+LATE_TRIES = 2  # of a request that takes too long: every try begins the answer anew, and takes as long
 FIRST_PAUSE_S = 0.5  # doubled after every failure
 LISTING_S = 8.0  # for the list of models, which needs no model to compute
 FIRST_TOKEN_S = 120.0  # for the first answer, of one token; a server that is busy may let it wait
@@ -150,15 +151,17 @@ class TargetEndpoint:
         self, route: str, body: dict[str, Any], sampling: dict[str, Any], limit_s: float | None = None
     ) -> GeneratedAnswer:
         body = {"model": self.model, **body, **sampling, "return_token_ids": True}
-        pause, reason = self.first_pause_s, ""
-        for attempt in range(self.tries):
-            if attempt:
+        pause, reason, tried, late = self.first_pause_s, "", 0, 0
+        while tried < self.tries and late < LATE_TRIES:
+            if tried:
                 await asyncio.sleep(pause)
                 pause *= 2
+            tried += 1
             try:
                 response = await self._send(lambda: self.client.post(f"{self._base}/v1/{route}", json=body), limit_s)
             except httpx.TransportError as error:
                 reason = describe_refusal(error)
+                late += isinstance(error, httpx.ReadTimeout)
                 continue
             if response.status_code == _TIMED_OUT or response.status_code >= 500:
                 reason = describe_refusal(response)
@@ -173,8 +176,9 @@ class TargetEndpoint:
                 )
             return self._read(response)
         if await self._is_alive():
-            raise RequestRefused(f"{reason}, {times(self.tries)}", final=False)
-        raise EndpointDead(f"{reason}, {times(self.tries)}")
+            fix = "; raise --timeout, or lower --max-tokens" if late and sampling["max_tokens"] > 1 else ""
+            raise RequestRefused(f"{reason}, {times(tried)}{fix}", final=False)
+        raise EndpointDead(f"{reason}, {times(tried)}")
 
     async def _send(
         self, request: Callable[[], Awaitable[httpx.Response]], limit_s: float | None = None

@@ -15,7 +15,12 @@ def add_request_options(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         help="assign one of these to each prompt (default: each prompt's own, and 0 or 1 for those without one)",
     )
-    parser.add_argument("--timeout", type=float, default=600.0, help="seconds per request (default: %(default)s)")
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        metavar="SECONDS",
+        help="per request, which is asked once more if it takes longer (default: 600, or --max-tokens / 10 if more)",
+    )
 
 
 def check_temperatures(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:

@@ -29,6 +29,7 @@ from eagle_plugin.learning.data.rows import DataError
 from eagle_plugin.learning.data.sources.prompts import Prompt, read_prompts
 
 CONNECT_TIMEOUT_S = 10.0
+SHORTEST_LIMIT_S, SLOWEST_RATE = 600.0, 10.0  # of a request: seconds, and tokens per second
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class GenerationSettings:
     max_tokens: int = 192  # per answer
     temperatures: Sequence[float] | None = None  # see `assign_temperature`
     concurrency: int = 64  # requests in flight per endpoint
-    timeout_s: float = 600.0  # per request
+    timeout_s: float | None = None  # per request; default: `longest_wait` of its tokens
     model: str = ""  # empty: the first model that each server lists
     is_private: Callable[[str], bool] | None = None  # answers for which it returns true are dropped
     first_pause_s: float = FIRST_PAUSE_S
@@ -213,13 +214,19 @@ def _refuse_two_models(endpoints: Sequence[TargetEndpoint]) -> None:
             )
 
 
+def longest_wait(max_tokens: int) -> float:
+    """The seconds that a request of so many tokens may take: a server under load writes 10 per second and more."""
+    return max(SHORTEST_LIMIT_S, max_tokens / SLOWEST_RATE)
+
+
 def make_client(settings: GenerationSettings) -> httpx.AsyncClient:
     """The client of all requests of a run.
 
     Raises:
         UserError: the key or the certificates of the environment cannot be used.
     """
-    timeout = httpx.Timeout(settings.timeout_s, connect=CONNECT_TIMEOUT_S)
+    limit_s = longest_wait(settings.max_tokens) if settings.timeout_s is None else settings.timeout_s
+    timeout = httpx.Timeout(limit_s, connect=CONNECT_TIMEOUT_S)
     transport = _Transport(verify=tls_context(), limits=httpx.Limits(max_connections=None), trust_env=False)
     return httpx.AsyncClient(timeout=timeout, transport=transport, headers=key_headers(), trust_env=False)
 

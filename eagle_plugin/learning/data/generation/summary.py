@@ -11,6 +11,20 @@ from eagle_plugin.learning.data.generation.endpoints import TargetEndpoint
 from eagle_plugin.learning.data.generation.journal import Journal
 from eagle_plugin.learning.data.generation.run import GenerationStats
 
+CUT_SHARE = 0.2  # of the answers; if more end by their length, a warning says so
+
+
+def cut_answers(stats: GenerationStats, max_tokens: int) -> str | None:
+    """A warning if many answers of a run end because they were as long as they may be."""
+    kept = sum(stats.rows.values())
+    cut = sum(count for (_, _, finish), count in stats.rows.items() if finish == "length")
+    if cut <= CUT_SHARE * kept:
+        return None
+    return (
+        f"{cut / kept:.0%} of the answers were cut at {max_tokens} tokens: a head learns nothing of what the target "
+        "writes later, with a reasoning target the final answers; raise --max-tokens (generate.max_tokens in a job)"
+    )
+
 
 def summary_table(stats: GenerationStats, endpoints: Sequence[TargetEndpoint], journal: Journal) -> Table:
     """The counts of one run."""

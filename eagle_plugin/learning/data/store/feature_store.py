@@ -45,6 +45,7 @@ from eagle_plugin.learning.data.store.sources import add_sources, stored_sources
 __all__ = ["ROWS_CHANGED", "SHARD_BYTES", "Document", "Entry", "FeatureStore", "FeatureWriter"]
 
 SHARD_BYTES = 256 << 20
+CACHE_GIB = 64
 ROWS_CHANGED = "the row file changed during the extraction; run again when nothing writes to it any more"
 
 
@@ -195,14 +196,14 @@ class FeatureStore:
 
     At the start, existence, size and header of every shard are checked; the sha256 of a document when it is read first
     (`eagle-plugin data verify` reads all of them). `cache` is a local folder that keeps documents of a remote store, up
-    to `cache_bytes`. When it is full, the other documents are read remotely each time: an epoch reads every document
-    once, so replacing one cached document by another would save no reads.
+    to `cache_bytes`. When it is full, a warning says so, and the other documents are read remotely each time: an epoch
+    reads every document once, so replacing one cached document by another would save no reads.
 
     Raises:
         DataError: there is no store, a shard is missing or damaged, or a document's bytes are damaged.
     """
 
-    def __init__(self, url: str | Path, cache: str | Path | None = None, cache_bytes: int = 64 << 30) -> None:
+    def __init__(self, url: str | Path, cache: str | Path | None = None, cache_bytes: int = CACHE_GIB << 30) -> None:
         self._folder = open_folder(url)
         contents = read_contents(self._folder)
         check_contents(contents, self._folder.url)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -13,11 +14,13 @@ from torch import Tensor, nn
 
 from eagle_plugin.collect.readout import readout_scale
 from eagle_plugin.common.device_memory import naming_lack
+from eagle_plugin.common.devices import DeviceError
 from eagle_plugin.common.errors import first_line
 from eagle_plugin.learning.data.rows import DataError
 from eagle_plugin.learning.data.target_files import read_target_json
 
 PROBE_TOKENS = 8
+BY_ENGINE = "or let an engine compute the states to train on: `data features --endpoint`, `data collect`"
 # Largest difference from the model's own logits, relative to the largest logit. Sums in another order differ this much.
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
@@ -44,13 +47,34 @@ def load_target(folder: str | Path, dtype: torch.dtype = torch.bfloat16, device:
     try:
         safely = {"trust_remote_code": False, "local_files_only": True}
         config = AutoConfig.from_pretrained(folder, **safely)
-        model = auto_class(config).from_pretrained(folder, config=config, dtype=dtype, use_safetensors=True, **safely)
+        read = partial(auto_class(config).from_pretrained, config=config, dtype=dtype, use_safetensors=True, **safely)
+        with naming_lack(device):
+            model = read(folder, **_placement(device)).eval()
+            # What is placed already is not moved: some quantised models refuse it.
+            return model if model.device == _indexed(device) else model.to(device)
+    except DeviceError as error:
+        raise DeviceError(f"{error}, {BY_ENGINE}") from error
     except Exception as error:  # safetensors and tokenizers have errors of their own
         reason = first_line(error)
-        fix = f"install what it asks for to read {method} weights" if method else "give a causal language model"
+        fix = "give a causal language model"
+        if method:
+            fix = f"install what it asks for to read {method} weights, {BY_ENGINE}"
         raise DataError(f"{folder} cannot be loaded by transformers ({reason}); {fix}") from error
-    with naming_lack(device):
-        return model.to(device).eval()
+
+
+def _placement(device: str | torch.device) -> dict[str, Any]:
+    """What lets transformers read each weight onto the GPU at once, without a copy of the model in the CPU's memory."""
+    from transformers.utils import is_accelerate_available
+
+    on_gpu = torch.device(device).type == "cuda" and is_accelerate_available()
+    return {"device_map": {"": _indexed(device)}} if on_gpu else {}
+
+
+def _indexed(device: str | torch.device) -> torch.device:
+    device = torch.device(device)
+    if device.type != "cuda" or device.index is not None:
+        return device
+    return torch.device("cuda", torch.cuda.current_device())
 
 
 def auto_class(config: Any) -> Any:
