@@ -13,7 +13,13 @@ import torch
 from eagle_plugin.learning.data.store.feature_store import Document
 from eagle_plugin.learning.train.batches import Batch, pack
 from eagle_plugin.learning.train.distributed import Ranks
-from eagle_plugin.learning.train.document_order import DocumentOrder, MicroBatch, Position, assign_documents
+from eagle_plugin.learning.train.document_order import (
+    DocumentOrder,
+    MicroBatch,
+    Position,
+    assign_documents,
+    forward_limit,
+)
 from eagle_plugin.learning.train.recipe import TrainError, TrainRecipe
 from eagle_plugin.learning.train.schedule import learning_factor, phase_at, spent_share
 from eagle_plugin.learning.train.sources import Source, mask_out
@@ -111,7 +117,8 @@ class Feed:
         phase = phase_at(settings.phases, progress)
         options = settings.phases[phase]
         chosen, after = self.order.next_batch(position, options.batch_tokens or settings.batch_tokens)
-        micros = self._assign([self._train[i] for i in chosen], settings.micro_tokens)
+        limit = forward_limit(settings.micro_tokens, self._ranks.device.type)
+        micros = self._assign([self._train[i] for i in chosen], limit)
         return PlannedUpdate(position, after, phase, learning_factor(settings.optimiser, options, progress), micros)
 
     def _assign(self, documents: list[int], micro_tokens: int | None) -> list[MicroBatch]:
