@@ -107,7 +107,7 @@ def train(settings: TrainRecipe, out: Path, ranks: Ranks, source: Source) -> int
         if not outcome.finished:
             bar.print(f"stopped after update {outcome.position.update:,}; the same command continues from there")
             return 130
-    parameters, _ = trainer.parameters.gather()
+    parameters, _ = trainer.parameters.gather(ranks.writes)
     if ranks.writes:
         # A second instance: with FSDP the first one holds parts of parameters only.
         whole = take_parameters(make_head(settings, source.aux_layers), parameters)
