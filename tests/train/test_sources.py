@@ -78,18 +78,6 @@ def test_every_document_is_assigned_once_and_ranks_have_as_many_forwards(
     assert all(micro.documents for share in shares for micro in share)
 
 
-def test_a_forward_on_a_gpu_is_bounded_without_a_key(features) -> None:
-    source = StoreSource(features.target, DataSettings.model_validate({"store": str(features.store)}))
-    settings = parse_recipe(recipe(features.target, features.store, batch_tokens=10**6), "recipe")
-    source.items = [replace(item, length=1000) for item in source.items]
-    for device, most in ((CPU, len(source.items) * 1000), (torch.device("cuda", 0), 8192)):
-        step = Feed(settings, source, Ranks(0, 1, device))._plan_step(Position())
-        assert step is not None
-        tokens = [sum(source.items[i].length for i in micro.documents) for micro in step.micros]
-        assert max(tokens) <= most and (len(tokens) == 1) == (device is CPU)
-    source.close()
-
-
 def test_stores_mix_by_weight_and_must_agree(features, tmp_path: Path) -> None:
     more = extract_features(write_rows(tmp_path / "more.jsonl", 12, seed=3), features.target, tmp_path / "more")
     data = DataSettings.model_validate({"store": [str(features.store), {"url": str(more), "weight": 0.25}]})
