@@ -139,6 +139,8 @@ def training_sizes(
     if settings.optimiser.name == "muon":
         kept -= sum(p.numel() for p in trained if p.dim() == 2 and min(p.shape) > 1 and p is not own)
     shards = processes if settings.parallel == "fsdp" else 1
+    # The objective is one unit of FSDP: beside its part, a process has all parameters and gradients while it computes.
+    gathered = 2 * count if shards > 1 else 0
     table = target_vocabulary * hidden
     frozen = table * dtype_bytes + table * size + (table * WIDE if own is None else 0)
     if vocabulary < target_vocabulary:
@@ -156,7 +158,7 @@ def training_sizes(
     )
     return TrainingSizes(
         parameters=count,
-        state_bytes=WIDE * (2 * count + kept) // shards,
+        state_bytes=WIDE * (2 * count + kept) // shards + WIDE * gathered,
         frozen_bytes=frozen,
         activation_bytes=round(activations),
         loss_bytes=round(work),
