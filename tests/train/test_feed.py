@@ -1,4 +1,4 @@
-"""Batches that are read by several threads, and their way to a GPU, for which fakes stand here."""
+"""Batches that are read by several threads, and their way to a GPU, with fakes of torch's streams."""
 
 from __future__ import annotations
 
