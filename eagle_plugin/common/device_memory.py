@@ -78,8 +78,10 @@ def _unpacked_bytes(file: Path) -> int:
 
 
 @contextlib.contextmanager
-def naming_lack(device: str | torch.device) -> Iterator[None]:
+def naming_lack(device: str | torch.device, first: str = "") -> Iterator[None]:
     """Within this block an error of torch that says that a GPU has no memory left is one sentence.
+
+    first: what to try before all else, as an imperative.
 
     Raises:
         DeviceError: that sentence.
@@ -89,9 +91,10 @@ def naming_lack(device: str | torch.device) -> Iterator[None]:
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
+        cure = f"{first}, end" if first else "end"
         raise DeviceError(
-            f"the memory of {device} ran out ({first_line(error)[:200].rstrip('. ')}); end what else uses this GPU, or "
-            "compute on the CPU with --device cpu (device: cpu in a recipe of training)"
+            f"the memory of {device} ran out ({first_line(error)[:200].rstrip('. ')}); {cure} what else uses this GPU, "
+            "or compute on the CPU with --device cpu (device: cpu in a recipe of training)"
         ) from error
 
 

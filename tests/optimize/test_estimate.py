@@ -174,7 +174,15 @@ def test_more_devices_share_the_work(tiny_target, tmp_path, capsys) -> None:
     path = write_recipe(tmp_path, tiny_target, train=train)
     one, two = (estimated(capsys, path, "--dialogues", 10_000, "--devices", n) for n in (1, 2))
     assert one["train_head_tokens"] == 2 * one["tokens"] == 2 * 10_000 * (64 + 24)
-    assert two["train_head_state_bytes"] == one["train_head_state_bytes"] // 2
+    # Whole parameters and gradients, 8 bytes, beside a half of what AdamW adds to them, 16 bytes.
+    count = one["train_head_parameters"]
+    assert one["train_head_state_bytes"] == 16 * count and two["train_head_state_bytes"] == (16 // 2 + 8) * count
+    train["head"]["parallel"] = "ddp"
+    whole = estimated(capsys, write_recipe(tmp_path, tiny_target, train=train), "--dialogues", 10_000, "--devices", 8)
+    assert whole["train_head_state_bytes"] == 16 * count
+    train["head"] |= {"parallel": "fsdp", "optimiser": {"name": "adamw"}}
+    eight = estimated(capsys, write_recipe(tmp_path, tiny_target, train=train), "--dialogues", 10_000, "--devices", 8)
+    assert eight["train_head_state_bytes"] == (16 // 8 + 8) * count
     assert two["serving_bytes"] == one["serving_bytes"] / 2 and two["hours"] == pytest.approx(one["hours"])
 
 

@@ -10,10 +10,12 @@ import torch
 from filelock import FileLock
 from training_runs import recipe, write_recipe
 
+from eagle_plugin import cli
 from eagle_plugin.learning.data.store.features import Readout
 from eagle_plugin.learning.data.vocabulary import save_draft_vocabulary
 from eagle_plugin.learning.train import command
 from eagle_plugin.learning.train.model import make_head, make_objective
+from eagle_plugin.learning.train.objectives import Objective
 from eagle_plugin.learning.train.recipe import TrainError, changed_keys, parse_recipe, read_recipe
 
 SMALLEST = {"target": "models/llama", "data": {"store": "out/features"}, "budget": {"epochs": 3}}
@@ -88,7 +90,9 @@ def test_overrides_reach_every_level(tmp_path: Path) -> None:
 
 def test_changed_keys_are_dotted_and_free_ones_left_out() -> None:
     old = parse_recipe(SMALLEST | {"threads": 1}, "recipe").model_dump(mode="json", by_alias=True)
-    new = parse_recipe(SMALLEST | {"threads": 2, "loss": {"top_k": 10}}, "r").model_dump(mode="json", by_alias=True)
+    new = parse_recipe(SMALLEST | {"threads": 2, "micro_tokens": 9, "loss": {"top_k": 10}}, "r").model_dump(
+        mode="json", by_alias=True
+    )
     assert changed_keys(old, new) == ["loss.top_k (0 -> 10)"]
 
 
@@ -120,6 +124,22 @@ def test_float32_on_a_gpu_is_refused_where_its_attention_has_none(features) -> N
     with pytest.raises(TrainError, match="dtype is float32, in which a head of kind eagle3 is not trained on a GPU"):
         make_objective(settings, head, readout, torch.device("cuda", 0))
     make_objective(settings, head, readout, torch.device("cpu"))
+
+
+def test_memory_that_runs_out_is_one_sentence_that_names_the_key(
+    features, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_out(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nGPU 0 has 79 GiB.")
+
+    monkeypatch.setattr(Objective, "forward", run_out)
+    for keys, now in (({}, "no limit"), ({"micro_tokens": 5000}, "5,000 tokens per forward")):
+        file = write_recipe(tmp_path / "r.yaml", recipe(features.target, features.store, **keys))
+        assert cli.main(["train", str(file), "--out", str(tmp_path / "run")]) == 2
+        error = capsys.readouterr().err
+        assert error.count("error: ") == 1 and "Traceback" not in error
+        assert "error: the memory of cpu ran out (CUDA out of memory. Tried to allocate 2.00 GiB); " in error
+        assert f"lower micro_tokens (now {now}), end what else uses this GPU, or compute on the CPU" in error
 
 
 def test_the_mass_of_a_draft_vocabulary_is_that_of_the_whole_one(

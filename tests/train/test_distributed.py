@@ -5,8 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 from training_runs import distance, launch_ranks, newest, recipe, run_training, write_recipe
 
+from eagle_plugin.learning.train import distributed
+from eagle_plugin.learning.train.distributed import Ranks
 from eagle_plugin.learning.train.logs import read_log
 
 pytestmark = pytest.mark.slow
@@ -63,3 +67,22 @@ def test_two_processes_equal_one(runs: dict[str, Path], parallel: str, kind: str
 
 def test_control_sums_that_are_not_shared_give_other_weights(runs: dict[str, Path]) -> None:
     assert distance(newest(runs["local"]), newest(runs["one"])) > 1e-3
+
+
+def test_ddp_keeps_gradients_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`optimize estimate` counts them once."""
+    made = []
+
+    class Wrapper:
+        def __init__(
+            self,
+            module: nn.Module,
+            device_ids: list[int] | None = None,
+            broadcast_buffers: bool = True,
+            gradient_as_bucket_view: bool = False,
+        ) -> None:
+            made.append((device_ids, broadcast_buffers, gradient_as_bucket_view))
+
+    monkeypatch.setattr(distributed, "DistributedDataParallel", Wrapper)
+    Ranks(0, 2, torch.device("cpu")).wrap(nn.Linear(2, 2))
+    assert made == [(None, False, True)]

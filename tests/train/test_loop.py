@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
 from matplotlib import image
 from safetensors.torch import load_file
+from torch import Tensor
 from training_runs import newest, recipe, run_training, weights
 
 from eagle_plugin.heads.load import load_any_head
+from eagle_plugin.learning.data.store.feature_store import Document, Entry, FeatureStore
 from eagle_plugin.learning.data.vocabulary import save_draft_vocabulary
+from eagle_plugin.learning.train import command, sources
 from eagle_plugin.learning.train.curve import draw_curve, write_curve
+from eagle_plugin.learning.train.distributed import Ranks
 from eagle_plugin.learning.train.logs import COLUMNS, TRAIN_COLUMNS, CsvLog, depth_columns, read_log
+from eagle_plugin.learning.train.model import Parameters
 from eagle_plugin.learning.train.recipe import BudgetSettings, OptimiserSettings, PhaseSettings, TrainError
 from eagle_plugin.learning.train.schedule import learning_factor, phase_at, spent_share
 
@@ -195,6 +202,49 @@ def test_micro_batches_sum_to_the_whole(features, tmp_path: Path) -> None:
     whole = load_file(newest(run_training(tmp_path, "whole", values)))
     parts = load_file(newest(run_training(tmp_path, "parts", values | {"micro_tokens": 60})))
     assert max(float((whole[key] - parts[key]).abs().max()) for key in whole) < 2e-5
+
+
+@pytest.mark.parametrize(("room", "times"), [(sources.HELD_OUT_BYTES, 1), (0, 3)])
+def test_held_out_documents_are_read_once(
+    features, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int, times: int
+) -> None:
+    """The run evaluates three times; control: without room in memory it reads them each time."""
+    taken = Counter[str]()
+    read = FeatureStore.read
+
+    def count(store: FeatureStore, entry: Entry) -> Document:
+        if entry.split == "val":
+            taken[entry.id] += 1
+        return read(store, entry)
+
+    monkeypatch.setattr(FeatureStore, "read", count)
+    monkeypatch.setattr(sources, "HELD_OUT_BYTES", room)
+    run_training(tmp_path, "run", recipe(features.target, features.store))
+    assert len(taken) > 2 and set(taken.values()) == {times}
+
+
+def test_a_process_that_does_not_write_copies_nothing(
+    features, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gathered = []
+    gather = Parameters.gather
+
+    def watch(parameters: Parameters, *keep: bool) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        gathered.append(gather(parameters, *keep))
+        return gathered[-1]
+
+    monkeypatch.setattr(Parameters, "gather", watch)
+
+    class Other(Ranks):
+        writes = False  # as on every rank but the first
+
+    for kind in (Ranks, Other):
+        place = kind(0, 1, torch.device("cpu"))
+        monkeypatch.setattr(command, "join_ranks", lambda *_, place=place: contextlib.nullcontext(place))
+        gathered.clear()
+        run_training(tmp_path, kind.__name__, recipe(features.target, features.store, eval_tokens=0))
+        assert len(gathered) == 3  # two checkpoints and the head
+        assert all(bool(part) == place.writes for both in gathered for part in both)
 
 
 def test_run_that_diverges_ends_with_its_cause(features, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

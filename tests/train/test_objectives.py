@@ -175,6 +175,33 @@ def test_a_seed_draws_the_same_and_evaluation_adds_no_noise(kind: str) -> None:
     assert loss(3) == loss(4)
 
 
+def test_noise_is_drawn_where_the_features_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    objective, batch = make("eagle2", noise=0.2), random_documents(LENGTHS)
+    drawn = objective.plan(batch, 3).noise
+    expected = (torch.rand(batch.last.shape, generator=torch.Generator().manual_seed(3)) - 0.5) * 0.2
+    assert drawn is not None
+    torch.testing.assert_close(drawn, expected)
+    # On another device by a generator of its own with the same seed; "meta" stands for a GPU.
+    made: list[tuple[torch.device, torch.Generator]] = []
+    drawing: list[tuple[torch.device, torch.Generator]] = []
+    generator, rand = torch.Generator, torch.rand
+
+    def make_generator(device: torch.device | str = "cpu") -> torch.Generator:
+        made.append((torch.device(device), generator()))
+        return made[-1][1]
+
+    def draw(shape: torch.Size, *, generator: torch.Generator, device: torch.device | str = "cpu") -> Tensor:
+        drawing.append((torch.device(device), generator))
+        return rand(shape, generator=generator)
+
+    monkeypatch.setattr(torch, "Generator", make_generator)
+    monkeypatch.setattr(torch, "rand", draw)
+    there = replace(batch, last=batch.last.to("meta"))
+    again = objective.plan(there, 3).noise
+    assert again is not None and again.equal(drawn)
+    assert [device.type for device, _ in made] == ["cpu", "meta"] and drawing == [made[1]]
+
+
 def test_bfloat16_is_near_float32() -> None:
     batch = random_documents(LENGTHS)
     losses = []

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from toy_targets import parallel_states, peagle_head, random_documents
 
 from eagle_plugin.heads.peagle import PEagleHead
 from eagle_plugin.learning.train.batches import Batch, weigh_chains
-from eagle_plugin.learning.train.parallel import MaskedRows, sample_masked_rows
+from eagle_plugin.learning.train.parallel import MaskedRows, attend_visible, repeat_heads, sample_masked_rows
 
 DEPTHS = 4
 
@@ -65,6 +66,26 @@ def test_dropping_the_ends_of_chains_changes_no_other_row_but_a_hole_does() -> N
     assert difference(even) < 2e-5
     assert difference((rows.depth < 2) | even) < 2e-5
     assert difference(rows.depth != 1) > 1e-2
+
+
+def test_a_gpu_gets_a_key_for_each_query_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(1, heads, n, 8, generator=generator) for heads, n in ((6, 5), (2, 9), (2, 9)))
+    visible = torch.rand(5, 9, generator=generator) < 0.6
+    visible[:, 0] = True
+    expected = attend_visible(query, key, value, visible)
+    wide = [repeat_heads(part, 6) for part in (key, value)]
+    torch.testing.assert_close(F.scaled_dot_product_attention(query, *wide, visible), expected)
+    wrong = [part.repeat(1, 3, 1, 1) for part in (key, value)]  # control: heads in another order
+    assert (F.scaled_dot_product_attention(query, *wrong, visible) - expected).abs().max() > 0.1
+
+    def note(query: Tensor, key: Tensor, value: Tensor, visible: Tensor, **more: bool) -> Tensor:
+        assert key.shape == value.shape == (1, 6, 9, 8) and not more
+        return torch.empty_like(query)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", note)
+    there = [part.to("meta") for part in (query, key, value, visible)]  # "meta" stands for a GPU
+    assert attend_visible(*there).shape == query.shape
 
 
 @pytest.mark.parametrize("rate", [0.7, 1.0])

@@ -59,6 +59,12 @@ class Batch:
         """[N] int64: the row's place in its document."""
         return torch.arange(len(self), device=self.ids.device) - self.starts[self.document]
 
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All that it holds."""
+        held = [self.ids, self.mask, self.starts, self.aux, self.last]
+        return [tensor for tensor in held if tensor is not None]
+
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
         """The same batch on another device."""
 
@@ -69,8 +75,10 @@ class Batch:
         return Batch(move(self.ids), move(self.mask), move(self.starts), aux, move(self.last))
 
 
-def pack(documents: Sequence[PackedDocument]) -> Batch:
+def pack(documents: Sequence[PackedDocument], pinned: bool = False) -> Batch:
     """Put documents after each other.
+
+    pinned: in memory that a GPU copies from by itself; the documents are on the CPU.
 
     Raises:
         ValueError: there is no document, or some have `aux` and others do not.
@@ -79,13 +87,21 @@ def pack(documents: Sequence[PackedDocument]) -> Batch:
     if not documents or len(aux) not in (0, len(documents)):
         raise ValueError(f"{len(documents)} documents, {len(aux)} of them with aux hidden states; wanted all or none")
     lengths = torch.tensor([0] + [len(document.ids) for document in documents])
+    join = _join_pinned if pinned else torch.cat
     return Batch(
-        ids=torch.cat([document.ids for document in documents]),
-        mask=torch.cat([document.mask for document in documents]),
-        starts=lengths.cumsum(0),
-        aux=torch.cat(aux) if aux else None,
-        last=torch.cat([document.last for document in documents]),
+        ids=join([document.ids for document in documents]),
+        mask=join([document.mask for document in documents]),
+        starts=join([lengths.cumsum(0)]),
+        aux=join(aux) if aux else None,
+        last=join([document.last for document in documents]),
     )
+
+
+def _join_pinned(parts: list[Tensor]) -> Tensor:
+    """What torch.cat returns, in pinned memory."""
+    rows = sum(len(part) for part in parts)
+    place = torch.empty(rows, *parts[0].shape[1:], dtype=parts[0].dtype, pin_memory=True)
+    return torch.cat(parts, out=place)
 
 
 def weigh_chains(batch: Batch, steps: int, prompt_weight: float) -> Tensor:

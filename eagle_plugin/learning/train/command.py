@@ -19,6 +19,7 @@ from eagle_plugin.common.allocator import reuse_memory
 from eagle_plugin.common.atomic_io import remove_leftovers
 from eagle_plugin.common.command_end import end_of
 from eagle_plugin.common.command_line import Parser
+from eagle_plugin.common.device_memory import naming_lack
 from eagle_plugin.common.devices import fast_dtype, usable_cores
 from eagle_plugin.heads.draft_head import DraftHead
 from eagle_plugin.heads.export import save_head
@@ -27,6 +28,7 @@ from eagle_plugin.learning.data.provenance import add_terms_options, check_terms
 from eagle_plugin.learning.train.checkpoint import remove_run, saved_update
 from eagle_plugin.learning.train.curve import draw_curve, write_curve
 from eagle_plugin.learning.train.distributed import Ranks, join_ranks
+from eagle_plugin.learning.train.document_order import forward_limit
 from eagle_plugin.learning.train.loop import RunResult, Trainer
 from eagle_plugin.learning.train.model import DTYPES, check_features, make_head, make_objective, take_parameters
 from eagle_plugin.learning.train.progress import Bar
@@ -65,7 +67,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         source = open_source(settings.target, settings.data, DTYPES[settings.dtype], ranks)
         try:
             source.terms = check_terms(source.terms, arguments.allow_licenses, arguments.accept_terms)
-            return train(settings, out, ranks, source)
+            limit = forward_limit(settings.micro_tokens, ranks.device.type)
+            now = "no limit" if limit is None else f"{limit:,} tokens per forward"
+            with naming_lack(ranks.device, f"lower micro_tokens (now {now})"):
+                return train(settings, out, ranks, source)
         except OSError as error:
             if error.filename and not Path(error.filename).is_relative_to(out):
                 raise
@@ -102,7 +107,7 @@ def train(settings: TrainRecipe, out: Path, ranks: Ranks, source: Source) -> int
         if not outcome.finished:
             bar.print(f"stopped after update {outcome.position.update:,}; the same command continues from there")
             return 130
-    parameters, _ = trainer.parameters.gather()
+    parameters, _ = trainer.parameters.gather(ranks.writes)
     if ranks.writes:
         # A second instance: with FSDP the first one holds parts of parameters only.
         whole = take_parameters(make_head(settings, source.aux_layers), parameters)

@@ -58,7 +58,8 @@ class Ranks:
         # Buffers never change: sending the embedding with every forward would cost more than the gradients.
         known = inspect.signature(DistributedDataParallel.__init__).parameters
         buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
-        options: dict[str, Any] = {buffers: False}
+        # Gradients in the buckets that are exchanged, and not a second time beside them.
+        options: dict[str, Any] = {buffers: False, "gradient_as_bucket_view": True}
         return DistributedDataParallel(module, device_ids=device_ids, **options)
 
 

@@ -15,6 +15,7 @@ import numpy as np
 
 WINDOW = 512  # documents that are sorted by length together
 GROUP = 16  # neighbours by length that stay together
+GPU_TOKENS = 8192  # of one forward on a GPU, whose memory the activations of a whole update may exceed
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,11 @@ class DocumentOrder:
             parts = [window[i : i + GROUP] for i in range(0, len(window), GROUP)]
             groups += [parts[i] for i in random.permutation(len(parts))]
         return np.concatenate(groups) if groups else order
+
+
+def forward_limit(micro_tokens: int | None, device: str) -> int | None:
+    """The most tokens of one forward on a device of this type, of a recipe's `micro_tokens`; None: no limit."""
+    return GPU_TOKENS if micro_tokens is None and device == "cuda" else micro_tokens
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,15 @@ import torch
 
 from eagle_plugin.learning.data.store.feature_store import Document
 from eagle_plugin.learning.train.batches import Batch, pack
+from eagle_plugin.learning.train.copies import GpuCopies, SentBatch
 from eagle_plugin.learning.train.distributed import Ranks
-from eagle_plugin.learning.train.document_order import DocumentOrder, MicroBatch, Position, assign_documents
+from eagle_plugin.learning.train.document_order import (
+    DocumentOrder,
+    MicroBatch,
+    Position,
+    assign_documents,
+    forward_limit,
+)
 from eagle_plugin.learning.train.recipe import TrainError, TrainRecipe
 from eagle_plugin.learning.train.schedule import learning_factor, phase_at, spent_share
 from eagle_plugin.learning.train.sources import Source, mask_out
@@ -40,6 +47,7 @@ class Feed:
     def __init__(self, settings: TrainRecipe, source: Source, ranks: Ranks, mask_token: int | None = None) -> None:
         """mask_token: P-EAGLE's, which must not be in any document."""
         self._settings, self._source, self._ranks, self._mask_token = settings, source, ranks, mask_token
+        self._copies = GpuCopies(ranks.device) if ranks.device.type == "cuda" else None
         self.seconds = 0.0
         self.gives_up: Callable[[], bool] = lambda: False  # asked while documents are waited for
         self.gave_up = False
@@ -73,7 +81,7 @@ class Feed:
     def held_out(self) -> Iterator[Batch]:
         """The batches that this process evaluates on; every process has the same number."""
         for micro in self._assign(self._val, EVAL_TOKENS) if self._val else ():
-            yield from self._read([micro])
+            yield from self._receive(self._read([micro]))
 
     @property
     def evaluates(self) -> bool:
@@ -83,7 +91,7 @@ class Feed:
     def _generate(
         self, position: Position, pool: ThreadPoolExecutor | None
     ) -> Iterator[tuple[PlannedUpdate, list[Batch]]]:
-        planned: deque[tuple[PlannedUpdate, Future[list[Batch]] | None]] = deque()
+        planned: deque[tuple[PlannedUpdate, Future[list[SentBatch]] | None]] = deque()
         ahead = 0 if pool is None else max(AHEAD, self._source.readers)
         minutes = self._settings.budget.minutes
         while True:
@@ -95,13 +103,13 @@ class Feed:
                 return
             step, future = planned.popleft()
             if future is None:
-                yield step, self._read(step.micros)
+                yield step, self._receive(self._read(step.micros))
                 continue
             while not wait([future], LOOK_S).done:
                 if self.gives_up():
                     self.gave_up = True
                     return
-            yield step, future.result()
+            yield step, self._receive(future.result())
 
     def _plan_step(self, position: Position) -> PlannedUpdate | None:
         settings = self._settings
@@ -111,22 +119,30 @@ class Feed:
         phase = phase_at(settings.phases, progress)
         options = settings.phases[phase]
         chosen, after = self.order.next_batch(position, options.batch_tokens or settings.batch_tokens)
-        micros = self._assign([self._train[i] for i in chosen], settings.micro_tokens)
+        limit = forward_limit(settings.micro_tokens, self._ranks.device.type)
+        micros = self._assign([self._train[i] for i in chosen], limit)
         return PlannedUpdate(position, after, phase, learning_factor(settings.optimiser, options, progress), micros)
 
     def _assign(self, documents: list[int], micro_tokens: int | None) -> list[MicroBatch]:
         lengths = [self._source.items[i].length for i in documents]
         return assign_documents(documents, lengths, self._ranks.world, micro_tokens)[self._ranks.rank]
 
-    def _read(self, micros: Sequence[MicroBatch]) -> list[Batch]:
+    def _read(self, micros: Sequence[MicroBatch]) -> list[SentBatch]:
         batches = []
         for micro in micros:
             documents = self._source.read(micro.documents)
             if self._mask_token is not None:
                 self._check_mask_token(documents, self._mask_token)
-            batch = pack([mask_out(document) for document in documents] if micro.idle else documents)
-            batches.append(batch.to(self._ranks.device))
+            if micro.idle:
+                documents = [mask_out(document) for document in documents]
+            if self._copies is not None and documents[0].last.device.type == "cpu":
+                batches.append(self._copies.send(documents))
+            else:
+                batches.append(SentBatch(pack(documents).to(self._ranks.device)))
         return batches
+
+    def _receive(self, sent: Sequence[SentBatch]) -> list[Batch]:
+        return [one.batch if self._copies is None else self._copies.receive(one) for one in sent]
 
     def _check_mask_token(self, documents: Sequence[Document], token: int) -> None:
         for document in documents:

@@ -246,15 +246,14 @@ class Trainer:
         return row
 
     def _save(self) -> None:
-        parameters, optimiser = self.parameters.gather()
-        wrong = [name for name, value in parameters.items() if not bool(value.isfinite().all())]
-        if wrong:
+        if wrong := self.parameters.not_finite():
             raise TrainError(
                 f"{wrong[0]} has values that are not finite at update {self.position.update}; "
                 "lower optimiser.lr or raise optimiser.warm_up, and train in another folder (--out)"
             )
-        state = RunState(self.position, self._seconds(), self._recipe, self._documents)
+        parameters, optimiser = self.parameters.gather(self.ranks.writes)
         if self.ranks.writes:
+            state = RunState(self.position, self._seconds(), self._recipe, self._documents)
             save_checkpoint(self.out / "checkpoints", Checkpoint(state, parameters, optimiser))
         self.ranks.wait()
 

@@ -104,8 +104,11 @@ class FeatureRegression(TrainingTimeTest):
             return plan
         # As in the official training, but not wider in short documents, where 512 / length would hide the feature.
         width = s.noise * 512 / batch.starts.diff()[batch.document].clamp(min=512)
-        uniform = torch.rand(batch.last.shape, generator=generator) - 0.5
-        return plan._replace(noise=uniform.to(batch.last.device) * width[:, None])
+        device = batch.last.device
+        if device.type != "cpu":  # a number for every feature: to draw them on the CPU and copy them would take long
+            generator = torch.Generator(device).manual_seed(generator.initial_seed())
+        uniform = torch.rand(batch.last.shape, generator=generator, device=device) - 0.5
+        return plan._replace(noise=uniform * width[:, None])
 
     def vocabulary_weight(self, s: ObjectiveSettings) -> float:
         return s.classification

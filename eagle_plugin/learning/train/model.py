@@ -181,13 +181,26 @@ class Parameters:
             optimiser.zero_grad(set_to_none=True)
         return gather_whole(norm)
 
-    def gather(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Parameters and optimiser state, whole and on the CPU; every process must call it."""
-        parameters = {name: gather_whole(p.detach()).cpu().contiguous() for name, p in self.named.items()}
+    def not_finite(self) -> list[str]:
+        """The names of the parameters with values that are not finite; every process must call it."""
+        finite = [gather_whole(p.detach()).isfinite().all() for p in self.named.values()]
+        return [name for name, fine in zip(self.named, torch.stack(finite).tolist(), strict=True) if not fine]
+
+    def gather(self, keep: bool) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Parameters and optimiser state, whole and on the CPU; every process must call it.
+
+        keep: False in a process that does not use them, which gets nothing and copies nothing from its device.
+        """
+        parameters: dict[str, Tensor] = {}
         state: dict[str, Tensor] = {}
         for name, parameter in self.named.items():
-            for key, value in self._state(parameter).items():
-                state[f"{name}/{key}"] = gather_whole(value).cpu().contiguous()
+            for kept, key, value in [
+                (parameters, name, parameter.detach()),
+                *((state, f"{name}/{key}", value) for key, value in self._state(parameter).items()),
+            ]:
+                whole = gather_whole(value)
+                if keep:
+                    kept[key] = whole.cpu().contiguous()
         return parameters, state
 
     def restore(self, parameters: dict[str, Tensor], state: dict[str, Tensor]) -> None:

@@ -76,6 +76,21 @@ def visible_rows(rows: MaskedRows, first: int, count: int, head: DraftHead, whol
     return torch.cat([verified, own_chain], 1)
 
 
+def attend_visible(query: Tensor, key: Tensor, value: Tensor, visible: Tensor) -> Tensor:
+    """query [1, h, S, D], key, value [1, g, n, D], visible [S, n] bool -> [1, h, S, D]."""
+    if query.device.type == "cpu":
+        return F.scaled_dot_product_attention(query, key, value, visible, enable_gqa=True)
+    # Of torch's kernels for GPUs those that take a mask in float32 want a key and value for each query head. Without
+    # them it would write the scores of all heads, [h, S, n], into memory.
+    key, value = repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1])
+    return F.scaled_dot_product_attention(query, key, value, visible)
+
+
+def repeat_heads(shared: Tensor, heads: int) -> Tensor:
+    """[1, g, n, D] -> [1, heads, n, D]: a key or value for each query head."""
+    return shared.repeat_interleave(heads // shared.shape[1], 1)
+
+
 class SegmentAttention:
     """Attention of masked rows to verified ones and to their own chains, document by document."""
 
@@ -103,8 +118,7 @@ class SegmentAttention:
             if visible is not None:
                 key, value = torch.cat([key_before, key]), torch.cat([value_before, value])
                 query, key, value = (part.transpose(0, 1)[None] for part in (query, key, value))
-                attended = F.scaled_dot_product_attention(query, key, value, visible, enable_gqa=True)
-                parts.append(attended[0].transpose(0, 1))
+                parts.append(attend_visible(query, key, value, visible)[0].transpose(0, 1))
         return torch.cat(parts)
 
 

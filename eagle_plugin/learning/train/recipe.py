@@ -224,7 +224,7 @@ class TrainRecipe(_Section):
     loss: LossSettings = LossSettings()
     budget: BudgetSettings
     batch_tokens: Positive = 4096  # of all ranks together
-    micro_tokens: Positive | None = None  # most tokens of one forward; default: no limit
+    micro_tokens: Positive | None = None  # most tokens of one forward; default: see `forward_limit`
     eval_every: Positive = 200  # updates
     eval_tokens: Annotated[int, Field(ge=0)] = 20_000
     checkpoint_every: Positive = 200  # updates
@@ -250,9 +250,10 @@ class TrainRecipe(_Section):
         return max(phase.steps for phase in self.phases)
 
 
-# What a resumed run may change: none of these keys changes the weights.
+# What a resumed run may change: none of these keys changes the weights, but for what `micro_tokens` rounds and draws;
+# a run whose memory ran out must be able to lower it.
 FREE_ON_RESUME = (
-    *("threads", "eval_every", "eval_tokens", "checkpoint_every", "log_every"),
+    *("threads", "micro_tokens", "eval_every", "eval_tokens", "checkpoint_every", "log_every"),
     *(f"data.online.{name}" for name in OnlineSettings.model_fields),
 )
 

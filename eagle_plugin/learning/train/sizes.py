@@ -25,6 +25,7 @@ from eagle_plugin.heads.manifest import read_manifest
 from eagle_plugin.heads.new_config import NORM_KEYS, new_head_config, window_keys
 from eagle_plugin.heads.target_files import TargetShape
 from eagle_plugin.heads.target_table import choose_kind
+from eagle_plugin.learning.train.document_order import forward_limit
 from eagle_plugin.learning.train.loss import CHUNK, TILE
 from eagle_plugin.learning.train.methods import ParallelDrafting, method_of
 from eagle_plugin.learning.train.recipe import HeadSettings, TrainRecipe
@@ -138,11 +139,13 @@ def training_sizes(
     if settings.optimiser.name == "muon":
         kept -= sum(p.numel() for p in trained if p.dim() == 2 and min(p.shape) > 1 and p is not own)
     shards = processes if settings.parallel == "fsdp" else 1
+    # The objective is one unit of FSDP: beside its part, a process has all parameters and gradients while it computes.
+    gathered = 2 * count if shards > 1 else 0
     table = target_vocabulary * hidden
     frozen = table * dtype_bytes + table * size + (table * WIDE if own is None else 0)
     if vocabulary < target_vocabulary:
         frozen += (target_vocabulary if loss.teacher == "full" else vocabulary) * hidden * size
-    rows = _Rows(settings, head, document, responses, processes)
+    rows = _Rows(settings, head, document, responses, processes, device)
     forwards = [rows.of(phase.steps, phase.batch_tokens) for phase in settings.phases]
     activations = max(_activations(head, forward, size) for forward in forwards)
     if own is not None:
@@ -155,7 +158,7 @@ def training_sizes(
     )
     return TrainingSizes(
         parameters=count,
-        state_bytes=WIDE * (2 * count + kept) // shards,
+        state_bytes=WIDE * (2 * count + kept) // shards + WIDE * gathered,
         frozen_bytes=frozen,
         activation_bytes=round(activations),
         loss_bytes=round(work),
@@ -182,9 +185,9 @@ class _Rows:
     """How many rows a forward has, by the method with which a kind of heads learns."""
 
     def __init__(
-        self, settings: TrainRecipe, head: DraftHead, document: float, responses: float, processes: int
+        self, settings: TrainRecipe, head: DraftHead, document: float, responses: float, processes: int, device: str
     ) -> None:
-        self._settings, self._method = settings, method_of(head)
+        self._settings, self._method, self._device = settings, method_of(head), device
         self._blocks = head.block_size is not None
         self._document, self._responses, self._processes = document, responses, processes
 
@@ -192,8 +195,9 @@ class _Rows:
         """The forward of a phase."""
         settings, loss = self._settings, self._settings.loss
         tokens = (batch_tokens or settings.batch_tokens) / self._processes
-        if settings.micro_tokens is not None:
-            tokens = min(tokens, settings.micro_tokens)
+        limit = forward_limit(settings.micro_tokens, self._device)
+        if limit is not None:
+            tokens = min(tokens, limit)
         tokens = max(tokens, self._document)
         answered = tokens * self._responses
         taught = min(tokens, answered + (steps - 1) * tokens / self._document)
