@@ -31,6 +31,7 @@ class GraphMemory:
         logger: logging.Logger = LOGGER,
         memory_flag: str = "",
         batch_flag: str = "",
+        *,
         mark: Callable[[], Callable[[], Any]] = lambda: lambda: None,
         needed: int = 0,
     ) -> None:

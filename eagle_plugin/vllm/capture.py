@@ -45,9 +45,8 @@ def captured_steps(runner: Any, logger: logging.Logger) -> DecodeStep | None:
     sizes = (gpu_sizes if kind == "cuda" else powers_of_two)(runner.max_num_reqs)
     head_rows = runner.drafter.masked_rows_per_request(runner._caps)
     sizes = [size for size in sizes if size * head_rows <= runner.max_num_tokens]
-    graph_memory = GraphMemory(
-        kind, in_any_rank, logger, "--gpu-memory-utilization", "--max-num-seqs", runner.needed_bytes
-    )
+    flags = "--gpu-memory-utilization", "--max-num-seqs"
+    graph_memory = GraphMemory(kind, in_any_rank, logger, *flags, needed=runner.needed_bytes)
     # The operators find their layer and metadata in vLLM's context of one forward.
     attention = {
         torch.ops.vllm.unified_attention_with_output.default: unified_attention_with_output,
