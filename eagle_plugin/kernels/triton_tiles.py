@@ -143,9 +143,11 @@ class Plan(NamedTuple):
     splits: Splits
     together: int  # heads that a program of the merge takes
 
-    def variant(self) -> tuple[Tile, int, int]:
-        """What of it the kernels of a layer have as constants: equal for launches that use the same ones."""
-        return self.tile, self.splits.most, self.together if self.splits.most > 1 else 0
+    def kernels(self) -> set[tuple[object, ...]]:
+        """What of it is constant in the kernels of a layer that it uses: that of attention, and the merge."""
+        if self.splits.most == 1:
+            return {(self.tile, False)}
+        return {(self.tile, True), (self.splits.most, self.together)}
 
 
 def plan_for(layer: Layer, b: int, nodes: int, most_keys: int, device: Device) -> Plan:

@@ -54,7 +54,7 @@ def compile_chains(runner: Any, logger: logging.Logger) -> None:
     while ran < len(calls) and not in_any_rank(not has_room(calls[ran])):
         ran += 1
     logger.info(
-        "eagle-plugin: attention of eager steps is compiled, %d of %d variants in %.1f s%s",
+        "eagle-plugin: attention of eager steps is compiled, %d of %d launches in %.1f s%s",
         ran,
         len(calls),
         time.perf_counter() - begin,
@@ -80,12 +80,13 @@ def _kinds_of(runner: Any, tiles: Any) -> list[Attention]:
 
 def _sizes(attention: Attention, most: int, tiles: Any) -> Iterator[tuple[int, int]]:
     """Numbers of chains, up to `most`, and lengths of them that use every kernel of a layer."""
-    seen, device = set(), tiles.device_of(attention.cache.keys)
+    seen: set[Any] = set()
+    device = tiles.device_of(attention.cache.keys)
     for length in powers_of_two(MAX_WIDTH):
         for b in range(1, most + 1):
             plan = tiles.plan_for(attention.layer, b, length, attention.options["most_keys"], device)
-            if plan.variant() not in seen:
-                seen.add(plan.variant())
+            if not plan.kernels() <= seen:
+                seen |= plan.kernels()
                 yield b, length
 
 

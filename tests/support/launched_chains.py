@@ -95,7 +95,7 @@ def serve_all(layers: dict[str, Any], contexts: Sequence[int]) -> None:
     """Short prompts, of few and of many requests, after short and long contexts; plain decoding, and a long prompt."""
     for layer in layers.values():
         for context in contexts:
-            for requests in (1, 8, 64):
+            for requests in (1, 8, 10, 64):
                 for rows in (1, 5, 40):
                     serve(layer, [rows] * requests, context)
             serve(layer, [1, 3, 5000], context)
