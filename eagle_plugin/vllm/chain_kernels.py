@@ -67,8 +67,8 @@ def _kinds_of(runner: Any, tiles: Any) -> list[Attention]:
     found: dict[tuple[Any, ...], Attention] = {}
     for layer in runner.vllm_config.compilation_config.static_forward_context.values():
         impl = getattr(layer, "impl", None)
-        if not isinstance(impl, TreeAttentionImpl):
-            continue
+        if not isinstance(impl, TreeAttentionImpl) or not layer.kv_cache.numel():
+            continue  # without a cache it never attends
         cache, options = impl.rows_of(layer.kv_cache), impl.options(layer, runner.device)
         dtype = cache.keys.dtype if impl.float8 is None else runner.dtype
         heads, dim = (impl.num_heads, impl.num_kv_heads), impl.head_size
