@@ -44,6 +44,7 @@ def tree_attention(
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
     out: Tensor | None = None,
+    most_keys: int | None = None,
 ) -> Tensor:
     """Attend from R tree nodes of each of b requests to the prefix and to the nodes' own ancestors.
 
@@ -61,6 +62,9 @@ def tree_attention(
 
     The caches may be of 8-bit floats, float8_e4m3fn or float8_e5m2; what they hold is multiplied by k_scale and v_scale
     [1] float32, None: 1. On a GPU the kernel reads the scales.
+
+    most_keys: of the longest prefix that is served. A GPU splits prefixes by it; None: by the width of the slot table,
+    so that tables of other widths may need other kernels, which Triton compiles when it meets them.
 
     Latent attention (MLA) in its absorbed form is this with one key head whose values are the first Dv numbers of each
     key: v_cache = k_cache[..., :Dv]. The rows of either cache may lie apart.
@@ -100,7 +104,7 @@ def tree_attention(
     launch = _triton() if q.is_cuda and max(q.shape[2], v_cache.shape[2]) <= 256 else None
     if launch is not None:
         args = (q, k_cache, v_cache, slot_table, rows, prefix_lens, ancestors, out)
-        limits = {"logit_cap": logit_cap, "window": window, "chunk": chunk}
+        limits = {"logit_cap": logit_cap, "window": window, "chunk": chunk, "most_keys": most_keys}
         launch(*args, tail=tail, scale=scale, sinks=sinks, k_scale=k_scale, v_scale=v_scale, **limits)
         return out
     options: dict[str, Any] = {

@@ -21,7 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from eagle_plugin.kernels.triton_merge import merge
-from eagle_plugin.kernels.triton_tiles import Splits, device_of, splits_for, tile_for, used_splits
+from eagle_plugin.kernels.triton_tiles import Layer, Splits, device_of, plan_for, used_splits
 
 __all__ = ["tree_attention"]
 
@@ -231,12 +231,13 @@ def tree_attention(
     sinks: Tensor | None = None,
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
+    most_keys: int | None = None,
     splits: Splits | None = None,
 ) -> None:
     """Write into `out` what `eagle_plugin.kernels.attention.tree_attention` promises; shapes are checked there.
 
     The caches may have any strides but for a contiguous last axis. The contents of the integer tensors are trusted:
-    checking them would make the host wait for the device. `splits` overrides how a prefix is split.
+    checking them would make the host wait for the device. `splits` overrides how prefixes are split.
     ValueError names a tensor with the wrong strides.
     """
     b, nodes = ancestors.shape
@@ -251,15 +252,9 @@ def tree_attention(
             raise ValueError(f"{name} has gaps between its rows, wanted a contiguous tensor: call .contiguous()")
     if b * nodes == 0:
         return
-    group = heads // kv_heads
-    device = device_of(q)
-    hopper = device.hopper and window < 0 and chunk == 0 and logit_cap <= 0
-    tile = tile_for(nodes * group, max(dim, dim_v), q.element_size(), hopper)
-    programs = kv_heads * triton.cdiv(nodes * group, tile.rows)
-    if splits is None:
-        # No row sees more keys of a prefix than a window or a chunk.
-        limits = [slot_table.shape[1], *([window] if window >= 0 else []), *([chunk] if chunk > 0 else [])]
-        splits = splits_for(b * programs, min(limits), device.processors, tile, 4 * out.numel())
+    layer = Layer(heads, kv_heads, max(dim, dim_v), dim_v, q.element_size(), window, chunk, logit_cap > 0)
+    plan = plan_for(layer, b, nodes, slot_table.shape[1] if most_keys is None else most_keys, device_of(q))
+    tile, splits = plan.tile, plan.splits if splits is None else splits
     part: Tensor | None = None
     lse: Tensor | None = None
     if splits.most > 1:
@@ -267,12 +262,12 @@ def tree_attention(
         lse = torch.empty(*out.shape[:2], splits.most, dtype=torch.float32, device=out.device)
     block_dv = triton.next_power_of_2(max(dim_v, 16))
     with torch.cuda.device_of(q):
-        _attend[(splits.most, programs, b)](
+        _attend[(splits.most, plan.programs, b)](
             q, k_cache, v_cache, slot_table, rows, prefix_lens, ancestors, sinks, k_scale, v_scale, out, part, lse,
             *q.stride()[:2], *k_cache.stride()[:2], *v_cache.stride()[:2], slot_table.stride(0),
             nodes, tail, window, chunk, *splits[1:],
             2 * scale / logit_cap if logit_cap > 0 else scale * LOG2E.value, logit_cap * LOG2E.value,
-            GROUP=group, HEADS=heads, DIM=dim, DIM_V=dim_v,
+            GROUP=heads // kv_heads, HEADS=heads, DIM=dim, DIM_V=dim_v,
             BLOCK_M=tile.rows, BLOCK_N=tile.keys, BLOCK_D=triton.next_power_of_2(max(dim, 16)), BLOCK_DV=block_dv,
             SPLIT=splits.most > 1, CAPPED=logit_cap > 0, WINDOWED=window >= 0, CHUNKED=chunk > 0,
             SINKS=sinks is not None, K_SCALED=k_scale is not None, V_SCALED=v_scale is not None,
@@ -281,4 +276,4 @@ def tree_attention(
         )  # fmt: skip
         if splits.most > 1:
             assert part is not None and lse is not None
-            merge(part, lse, out, prefix_lens, nodes, window, chunk, splits, device.processors)
+            merge(part, lse, out, prefix_lens, nodes, window, chunk, splits, plan.together)

@@ -10,11 +10,6 @@ from eagle_plugin.kernels.triton_tiles import Splits, used_splits
 
 __all__ = ["merge"]
 
-# Programs per multiprocessor that merge one head of a row each; if there were more, each merges several: in a large
-# batch most rows have one stretch, and a program that returns at once costs a launch all the same.
-MERGES = 16
-MERGED_TOGETHER = 8
-
 
 @triton.jit(do_not_specialize=["nodes", "window", "chunk", "even", "least", "longest"])
 def _merge(
@@ -55,15 +50,14 @@ def merge(
     window: int,
     chunk: int,
     splits: Splits,
-    processors: int,
+    together: int,
 ) -> None:
     """Write the rows of requests with several stretches into `out` [rows, heads, dim]; the others are there.
 
     part [rows, heads, splits.most, dim] float32, lse [rows, heads, splits.most] float32, prefix_lens [rows / nodes]
-    int64. Call it on the device of the tensors.
+    int64. together: heads of a program. Call it on the device of the tensors.
     """
     rows, heads, dim = out.shape
-    together = 1 if rows * heads <= MERGES * processors else MERGED_TOGETHER
     _merge[(rows, triton.cdiv(heads, together))](
         part, lse, out, prefix_lens, nodes, window, chunk, *splits[1:],
         HEADS=heads, TOGETHER=together, DIM_V=dim, BLOCK_DV=triton.next_power_of_2(max(dim, 16)), SPLITS=splits.most,

@@ -10,7 +10,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["Device", "Splits", "Tile", "device_of", "splits_for", "tile_for", "used_splits"]
+__all__ = [
+    "Device",
+    "Layer",
+    "Plan",
+    "Splits",
+    "Tile",
+    "device_of",
+    "plan_for",
+    "splits_for",
+    "tile_for",
+    "used_splits",
+]
 
 # Twice as many for wide tiles: merging shorter stretches costs more than they save.
 KEYS_PER_SPLIT = 128
@@ -20,6 +31,10 @@ MOST_BYTES = 2**27  # of partial results of such batches; their denominators com
 # Programs per multiprocessor that such batches get, or two per request and tile of a key head where that is more: one
 # that finds no work still takes a place on a multiprocessor while it reads a length.
 LAUNCHED = 16
+# Programs per multiprocessor that merge one head of a row each; if there were more, each merges several: in a large
+# batch most rows have one stretch, and a program that returns at once costs a launch all the same.
+MERGES = 16
+MERGED_TOGETHER = 8
 
 
 class Tile(NamedTuple):
@@ -105,6 +120,48 @@ def splits_for(programs: int, width: int, processors: int, tile: Tile, part_byte
 def _power_of_two(n: int) -> int:
     """The largest one up to n, at least 1."""
     return 1 << (max(n, 1).bit_length() - 1)
+
+
+class Layer(NamedTuple):
+    """What the blocks and the splits of an attention layer depend on."""
+
+    heads: int
+    kv_heads: int
+    dim: int  # the larger head_dim of keys and values
+    dim_v: int
+    itemsize: int  # of the queries
+    window: int  # keys before the query; -1: no window
+    chunk: int  # 0: no chunks
+    capped: bool  # logits have a cap
+
+
+class Plan(NamedTuple):
+    """How a launch is made up."""
+
+    tile: Tile
+    programs: int  # per request and stretch
+    splits: Splits
+    together: int  # heads that a program of the merge takes
+
+    def kernels(self) -> set[tuple[object, ...]]:
+        """What of it is constant in the kernels of a layer that it uses: that of attention, and the merge."""
+        if self.splits.most == 1:
+            return {(self.tile, False)}
+        return {(self.tile, True), (self.splits.most, self.together)}
+
+
+def plan_for(layer: Layer, b: int, nodes: int, most_keys: int, device: Device) -> Plan:
+    """Return how attention from b requests of so many nodes to prefixes of up to `most_keys` keys is launched."""
+    rows = nodes * (layer.heads // layer.kv_heads)
+    hopper = device.hopper and layer.window < 0 and layer.chunk == 0 and not layer.capped
+    tile = tile_for(rows, layer.dim, layer.itemsize, hopper)
+    programs = layer.kv_heads * triton.cdiv(rows, tile.rows)
+    # No row sees more keys of a prefix than a window or a chunk.
+    limits = [*([layer.window] if layer.window >= 0 else []), *([layer.chunk] if layer.chunk > 0 else [])]
+    part_bytes = 4 * b * nodes * layer.heads * layer.dim_v
+    splits = splits_for(b * programs, min([most_keys, *limits]), device.processors, tile, part_bytes)
+    together = 1 if b * nodes * layer.heads <= MERGES * device.processors else MERGED_TOGETHER
+    return Plan(tile, programs, splits, together)
 
 
 @triton.jit

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -53,7 +53,7 @@ class ToyModel:
         self.caches = [self.keys, self.values]
         if model.latent:
             self.values, self.caches = self.keys[..., : model.latent], [self.keys]
-        self._scales = trial.scales
+        self._scales: dict[str, Any] = trial.scales
         self._k, self._v = (trial.randn(size, *kv_row, dtype=dtype) for _ in range(2))
         self._q = trial.randn(size, model.heads, model.head_dim, dtype=dtype)
 

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
+from vllm.config import get_current_vllm_config_or_none
 from vllm.v1.attention.backend import AttentionImpl, AttentionMetadataBuilder, AttentionType
 
 from eagle_plugin.core.shape import MAX_WIDTH
@@ -218,6 +219,8 @@ class TreeAttentionImpl(AttentionImpl):
         self.sinks = self._given_sinks = sinks  # the latter: what the engine reloads in place
         self.stores = kv_sharing_target_layer_name is None  # else an earlier layer has, into the cache that both have
         self._cache: tuple[int, CacheRows] | None = None
+        # Its longest context may be made shorter, to what the caches have room for. None: built without an engine.
+        self._model_config = getattr(get_current_vllm_config_or_none(), "model_config", None)
 
     def forward(
         self,
@@ -239,27 +242,32 @@ class TreeAttentionImpl(AttentionImpl):
             return output.zero_()
         n = len(attn_metadata.slots)
         padded, output = output, output[:n]
-        query, cache = query[:n], self._rows_of(kv_cache)
-        scales = self._scales(layer)
+        query, cache = query[:n], self.rows_of(kv_cache)
         if self.stores and key is not None and value is not None:
-            store_kv(*cache, attn_metadata.slots, key[:n], value[:n], **scales)
-        options: dict[str, Any] = {
-            "scale": self.scale,
-            "logit_cap": self.logits_soft_cap,
-            "window": self.sliding_window,
-            "chunk": getattr(layer, "attention_chunk_size", 0),  # of vLLM's ChunkedLocalAttention alone
-            "sinks": self.sinks,
-            **scales,
-        }
+            store_kv(*cache, attn_metadata.slots, key[:n], value[:n], **self._scales(layer))
+        options = self.options(layer, query.device)
         if attn_metadata.rows.extend is not None:
             self.extend(query, kv_cache, cache, attn_metadata, options, output)
         if attn_metadata.rows.tree is not None:
             attend_trees(query, cache, attn_metadata, options, output)
         return padded
 
+    def options(self, layer: Any, device: torch.device) -> dict[str, Any]:
+        """What the kernels want to know of the layer that has this attention."""
+        config = None if device.type == "cpu" else self._model_config
+        return {
+            "scale": self.scale,
+            "logit_cap": self.logits_soft_cap,
+            "window": self.sliding_window,
+            "chunk": getattr(layer, "attention_chunk_size", 0),  # of vLLM's ChunkedLocalAttention alone
+            "sinks": self.sinks,
+            **self._scales(layer),
+            **({} if config is None else {"most_keys": config.max_model_len}),
+        }
+
     def do_kv_cache_update(self, layer: Any, key: Tensor, value: Tensor, kv_cache: Tensor, slots: Tensor) -> None:
         """Store keys and values [N, Hkv, D] that are computed outside of a forward, as those of a block drafter are."""
-        store_kv(*self._rows_of(kv_cache), slots, key, value, **self._scales(layer))
+        store_kv(*self.rows_of(kv_cache), slots, key, value, **self._scales(layer))
 
     def extend(
         self,
@@ -290,7 +298,8 @@ class TreeAttentionImpl(AttentionImpl):
         """Hold no view of a cache that the engine has given up."""
         self._cache = None
 
-    def _rows_of(self, kv_cache: Tensor) -> CacheRows:
+    def rows_of(self, kv_cache: Tensor) -> CacheRows:
+        """The layer's cache as rows of one token each."""
         address = kv_cache.data_ptr()
         if self._cache is None or self._cache[0] != address:
             self._cache = address, cache_rows(kv_cache if self.float8 is None else kv_cache.view(self.float8))

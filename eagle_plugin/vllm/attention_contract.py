@@ -9,6 +9,7 @@ ATTENTION_CONTRACT: Contract = {
         "unified_attention_with_output": "query key value output layer_name ...",
         "set_default_quant_scales": "layer register_buffer",
     },
+    "vllm.config": {"get_current_vllm_config_or_none": ""},
     "vllm.v1.kv_cache_interface.KVQuantMode": attributes("NONE FP8_PER_TENSOR"),
     "vllm.v1.attention.backend.AttentionBackend": {
         "get_name": "",

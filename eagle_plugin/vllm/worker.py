@@ -14,6 +14,7 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.worker.gpu_worker import Worker
 
 from eagle_plugin.runtime.deferred_limit import MOST_BYTES
+from eagle_plugin.vllm.chain_kernels import compile_chains
 from eagle_plugin.vllm.executor import TreeExecutor, with_drafts
 from eagle_plugin.vllm.plugin_config import plugin_config
 from eagle_plugin.vllm.ranks import rank_logger
@@ -51,7 +52,8 @@ class TreeWorker(Worker):
 
     def begin_rounds(self) -> None:
         """Capture the functions of a step, test the round and measure it, where all of the engine is warm: its tuned
-        kernels are those that serve, and no step of its warm-up counts as served. Then set the random seed as it did.
+        kernels are those that serve, and no step of its warm-up counts as served. Compile what eager steps use beside
+        it, and set the random seed as the engine did.
 
         Raises:
             SelfTestFailed: the test found a difference, or something failed before it or in a measurement.
@@ -67,6 +69,8 @@ class TreeWorker(Worker):
             runner.choose_by_costs()
         runner.open_mailbox()
         runner.open_features()
+        with first_rounds(runner, ours.subject, log):
+            compile_chains(runner, log)
         set_random_seed(self.model_config.seed, self.parallel_config.data_parallel_index)
 
     def _maybe_activate_jit_monitor(self) -> None:

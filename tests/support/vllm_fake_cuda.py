@@ -138,5 +138,5 @@ def attention_layer(**options: Any) -> TreeAttentionImpl:
     """A layer whose cache is 100 rows; options: of its class."""
     layer = TreeAttentionImpl(4, 64, 0.1, 2, **options)
     rows: Any = (torch.zeros(100, 2, 64, device=CUDA).to(layer.float8 or torch.float32),) * 2
-    layer._rows_of = lambda _: rows  # type: ignore[method-assign]
+    layer.rows_of = lambda _: rows  # type: ignore[method-assign]
     return layer

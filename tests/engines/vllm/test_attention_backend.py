@@ -139,7 +139,7 @@ def test_builders_of_one_group_of_caches_share_its_places() -> None:
 def test_a_layer_holds_no_cache_that_the_engine_gave_up() -> None:
     """vLLM measures its graphs with a small cache, and allocates the one that serves over its memory."""
     layer, kept = TreeAttentionImpl(HEADS, DIM, 0.1, KV_HEADS), torch.zeros(4, SIZE, KV_HEADS, 2 * DIM)
-    layer._rows_of(kept.transpose(1, 2))
+    layer.rows_of(kept.transpose(1, 2))
     context = {"attention": types.SimpleNamespace(impl=layer), "experts": types.SimpleNamespace()}
     compilation = types.SimpleNamespace(static_forward_context=context)
     alive = weakref.ref(kept)

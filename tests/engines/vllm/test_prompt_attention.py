@@ -185,7 +185,7 @@ def test_nothing_is_read_by_the_host(library: FakeLibrary, with_tree: bool) -> N
     q, k = (torch.zeros(n, heads, DIM, dtype=torch.bfloat16, device=CUDA) for heads in (HEADS, KV_HEADS))
     made = layer([])
     made.kernel = flash_kernel(flash, sinks=False)
-    made._rows_of = cache_rows  # type: ignore[method-assign]  # fake tensors have no address
+    made.rows_of = cache_rows  # type: ignore[method-assign]  # fake tensors have no address
     library.launched.clear()
     assert all_on_cuda(made.forward(None, q, k, k, cache, metadata, torch.zeros_like(q)))
     assert calls == [160]

@@ -15,7 +15,7 @@ from eagle_plugin.vllm import worker
 from eagle_plugin.vllm.cpu_worker import TreeCPUWorker
 from eagle_plugin.vllm.worker import TreeWorker
 
-OURS = ["capture_steps", "check_rounds", "choose_by_costs", "open_mailbox", "open_features"]
+OURS = ["capture_steps", "check_rounds", "choose_by_costs", "open_mailbox", "open_features", "compile_chains"]
 
 
 def made(of: type[TreeWorker], v2: bool, eager: bool, calls: list[str], monkeypatch: pytest.MonkeyPatch) -> Any:
@@ -35,10 +35,11 @@ def made(of: type[TreeWorker], v2: bool, eager: bool, calls: list[str], monkeypa
     monkeypatch.setattr("vllm.utils.jit_monitor.activate", note("the monitor of late compilation"))
     for module in ("worker", "cpu_worker"):
         monkeypatch.setattr(f"eagle_plugin.vllm.{module}.rank_logger", lambda logger: logger)
-    monkeypatch.setattr(worker, "check_rounds", note("check_rounds"))
+    for name in ("check_rounds", "compile_chains"):
+        monkeypatch.setattr(worker, name, note(name))
     monkeypatch.setattr(worker, "plugin_config", lambda _: SimpleNamespace(subject=None))
     runner = SimpleNamespace(
-        **{name: note(name) for name in OURS if name != "check_rounds"},
+        **{name: note(name) for name in OURS if name not in ("check_rounds", "compile_chains")},
         capture_model=note("capture_model", 0),
         eplb=SimpleNamespace(suppress=nullcontext),
         get_model=lambda: None,
