@@ -95,12 +95,12 @@ def server_specs(options: argparse.Namespace, target: Path, head: Path) -> dict[
         extra_flags=options.engine_flags,
     )
     engine = ENGINES[options.engine]
-    best = engine.plugin_shape(head, device)
+    best = engine.plugin_shape(head, device, target)
     given = (options.steps, options.topk, options.draft_tokens)
     shape = Shape(*(wanted if number is None else number for number, wanted in zip(given, best, strict=True)))
     return {
         "plain": plain,
-        "builtin": replace(plain, mode="builtin", head=head, shape=options.builtin or engine.own_shape(device)),
+        "builtin": replace(plain, mode="builtin", head=head, shape=options.builtin or engine.own_shape(device, target)),
         "plugin": replace(plain, mode="plugin", head=head, shape=shape),
     }
 

@@ -11,6 +11,7 @@ import httpx
 
 from eagle_plugin.bench.spec import EngineName, Mode, ServerSpec
 from eagle_plugin.core.shape import Shape
+from eagle_plugin.heads.files import HeadError, read_config
 from eagle_plugin.heads.manifest import parallel_levels
 from eagle_plugin.policy.shapes import GPU_SHAPE, shape_for
 
@@ -42,15 +43,21 @@ class Engine:
     # Rounds of a request that accepted exactly 0, 1, 2, ... drafts, read in the same way.
     accepted_drafts: Callable[[Any], tuple[int, ...] | None]
 
-    def plugin_shape(self, head: Path | None, device: str = "cpu") -> Shape:
+    def plugin_shape(self, head: Path | None, device: str = "cpu", target: Path | None = None) -> Shape:
         """The plugin's tree for the head in this folder, if the user gives none: as the plugin itself chooses it."""
-        on_gpu = device != "cpu"
-        drafts = GPU_SHAPE.width - 1 if on_gpu else self.drafts
-        return shape_for(drafts, levels=parallel_levels(head), on_gpu=on_gpu)
+        levels = parallel_levels(head)
+        if device == "cpu":
+            return shape_for(self.drafts, levels=levels)
+        own = self.own_shape(device, target)
+        if own.topk > 1 and levels is None:
+            return own  # the engine's tree stays
+        return shape_for(GPU_SHAPE.width - 1, levels=levels, on_gpu=True)
 
-    def own_shape(self, device: str) -> Shape:
-        """The tree or chain of the engine's own speculation, if the user gives none."""
-        return self.builtin_shape if device == "cpu" else GPU_CHAIN
+    def own_shape(self, device: str, target: Path | None = None) -> Shape:
+        """The tree or chain of the engine's own speculation for the target in this folder, if the user gives none."""
+        if device == "cpu":
+            return self.builtin_shape
+        return GPU_TREE if self.builtin_shape.topk > 1 and _is_llama(target) else GPU_CHAIN
 
     def own_tree(self, device: str) -> Shape | None:
         """The same where the engine's own speculation has trees; None where it drafts chains only."""
@@ -61,6 +68,13 @@ class Engine:
     def default_threads(self, cores: int) -> int:
         """OpenMP threads of a server that has `cores` for itself."""
         return max(1, cores - self.reserved_cores)
+
+
+def _is_llama(target: Path | None) -> bool:
+    try:
+        return target is not None and read_config(target).get("architectures") == ["LlamaForCausalLM"]
+    except HeadError:  # a name on a model hub
+        return False
 
 
 class EngineEndpoint(NamedTuple):

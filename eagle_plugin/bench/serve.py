@@ -94,7 +94,7 @@ def server_spec(options: argparse.Namespace, target: Path) -> ServerSpec:
             head=head,
             engine=options.engine,
             device=device,
-            shape=options.shape or ENGINES[options.engine].plugin_shape(head, device),
+            shape=options.shape or ENGINES[options.engine].plugin_shape(head, device, target),
             dtype=options.dtype,
             threads=options.threads,
             context_length=options.context,

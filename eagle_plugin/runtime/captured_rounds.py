@@ -100,15 +100,19 @@ class CapturedRounds(Generic[Memory]):
         """
         self.shapes, self._buckets, fitting = tuple(shapes), Buckets([]), Buckets([])
         self._clear()
-        for largest in sorted(sizes, reverse=True):
+        left = sorted(sizes, reverse=True)
+        while left:
+            largest = left.pop(0)
             buckets = Buckets([size for size in sizes if size <= largest])
             undo = graph_memory.mark()
             rows = max(n * shape.width for n in buckets for shape in self.shapes_at(n))
             with graph_memory.tried(buckets, largest):
                 self._memory = allocate(largest, rows)
-            if largest in buckets and self._capture_fitting(buckets, graph_memory, capture):
-                fitting = buckets
-                break
+            if largest in buckets:
+                if self._capture_fitting(buckets, graph_memory, capture):
+                    fitting = buckets
+                    break
+                left = [size for size in left if size <= largest // 2]  # captures take seconds: no small steps
             self._clear()
             undo()
         graph_memory.tell(set(sizes).difference(fitting), list(fitting))
@@ -129,7 +133,7 @@ class CapturedRounds(Generic[Memory]):
             if size in buckets:
                 captured.append(size)
             else:
-                if size in coarse and graph_memory.is_short():
+                if size in coarse and graph_memory.repeats:
                     return False
                 self._forget(size)  # its graphs hold memory
             graph_memory.keep_rest_free(buckets, {*captured, *coarse})

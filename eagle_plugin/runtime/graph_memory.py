@@ -34,16 +34,18 @@ class GraphMemory:
         *,
         mark: Callable[[], Callable[[], Any]] = lambda: lambda: None,
         needed: int = 0,
+        may_repeat: bool = True,
     ) -> None:
         """kind: of the device. The flags are the engine's for the memory that it takes, and for the largest batch.
 
         mark: called before captures; if they are dropped, its answer is called, to undo what else they did in this
-        rank. needed: bytes that a step of the engine takes for a time, as far as it knows; they stay free.
+        rank. needed: bytes that a step of the engine takes for a time, as far as it knows; they stay free. may_repeat:
+        whether captures may be dropped that have succeeded, to leave them free.
         """
         self._kind, self._in_any_rank, self._logger = kind, in_any_rank, logger
         self._flags, self.mark = (memory_flag, batch_flag), mark
-        self._needed = needed
         self._least_free = max(self._free() // 2, needed)
+        self._needed = needed if may_repeat else 0
 
     @contextmanager
     def tried(self, buckets: Buckets, size: int) -> Iterator[None]:
@@ -62,9 +64,10 @@ class GraphMemory:
             buckets.drop(size)
             undo()
 
-    def is_short(self) -> bool:
-        """Whether less is free in any rank than a step needs."""
-        return self._in_any_rank(self._leaves_too_little())
+    @property
+    def repeats(self) -> bool:
+        """Whether captures are made anew, without the largest size, where those of another leave too little."""
+        return self._needed > 0
 
     def keep_rest_free(self, buckets: Buckets, kept: Collection[int]) -> None:
         """After captures: all sizes but these leave the buckets if the graphs have taken their half."""
@@ -88,7 +91,7 @@ class GraphMemory:
         )
 
     def _leaves_too_little(self) -> bool:
-        return self._needed > 0 and self._free() < self._needed
+        return self.repeats and self._free() < self._needed
 
     def _free(self) -> int:
         if self._kind == "cuda":

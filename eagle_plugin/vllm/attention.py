@@ -26,7 +26,6 @@ from eagle_plugin.runtime.round import TreeRows
 from eagle_plugin.vllm.cache_dtypes import FLOAT8
 from eagle_plugin.vllm.cache_layout import CacheRows, cache_rows, slot_table
 
-ALIGNED = 16  # Triton compiles a kernel apart for rows of a table that are no multiple of it, when it first meets one
 SHORT = 16  # rows of a request that are padded apart from those of longer ones
 
 
@@ -55,7 +54,7 @@ class Chains(NamedTuple):
 
     tree: TreeRows  # c chains of R nodes: parts of prompts, or tokens of plain decoding
     query: Tensor  # [c * R] int64: query row of each node; padding has that of the chain's last node
-    slot_table: Tensor  # [b, S + R] int32, and up to a multiple of `ALIGNED`
+    slot_table: Tensor  # [b, S + R] int32
 
 
 @dataclass
@@ -103,8 +102,7 @@ def chains_of(extend: ExtendRows, lens: Sequence[int], slot_table: Tensor, most:
         prefix_lens = (extend.seq_lens - extend.lens)[owner] + begin
         query = ((extend.starts[owner] + begin)[:, None] + node).view(-1)
         rows = TreeRows(extend.requests[owner], prefix_lens, chain_ancestors(length, device)[node], length)
-        room = length + -(slot_table.shape[1] + length) % ALIGNED
-        found.append(Chains(rows, query, pad(slot_table, (0, room))))
+        found.append(Chains(rows, query, pad(slot_table, (0, length))))
     return found
 
 

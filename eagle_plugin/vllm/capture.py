@@ -46,7 +46,11 @@ def captured_steps(runner: Any, logger: logging.Logger) -> DecodeStep | None:
     head_rows = runner.drafter.masked_rows_per_request(runner._caps)
     sizes = [size for size in sizes if size * head_rows <= runner.max_num_tokens]
     flags = "--gpu-memory-utilization", "--max-num-seqs"
-    graph_memory = GraphMemory(kind, in_any_rank, logger, *flags, needed=runner.needed_bytes)
+    # The custom all-reduce lists in C++, out of our reach, what was captured: it has to stay.
+    parallel = runner.vllm_config.parallel_config
+    may_repeat = parallel.world_size == 1 or parallel.disable_custom_all_reduce
+    needed = {"needed": runner.needed_bytes, "may_repeat": may_repeat}
+    graph_memory = GraphMemory(kind, in_any_rank, logger, *flags, **needed)
     # The operators find their layer and metadata in vLLM's context of one forward.
     attention = {
         torch.ops.vllm.unified_attention_with_output.default: unified_attention_with_output,

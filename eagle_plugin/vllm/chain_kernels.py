@@ -15,9 +15,8 @@ from eagle_plugin.core.shape import MAX_WIDTH
 from eagle_plugin.kernels.loader import triton_module
 from eagle_plugin.runtime.capturing import powers_of_two
 from eagle_plugin.runtime.round_costs import has_room
-from eagle_plugin.vllm.attention import ALIGNED, ExtendRows, TreeAttentionImpl, attend_chains, chains_of
+from eagle_plugin.vllm.attention import ExtendRows, TreeAttentionImpl, attend_chains, chains_of
 from eagle_plugin.vllm.cache_layout import CacheRows
-from eagle_plugin.vllm.ranks import in_any_rank
 
 
 class Attention(NamedTuple):
@@ -36,10 +35,10 @@ class Attention(NamedTuple):
 
 @torch.inference_mode()
 def compile_chains(runner: Any, logger: logging.Logger) -> None:
-    """Run every kernel once that chains of a `TreeModelRunner`'s steps use, over padding; all ranks call this.
+    """Run every kernel once that chains of a `TreeModelRunner`'s steps use, over padding.
 
-    It needs caches, and only reads the block that vLLM gives to nobody. Where memory ends in any rank, the rest is left
-    out. Nothing is done on a CPU.
+    It needs caches, and only reads the block that vLLM gives to nobody. Where memory ends, the rest is left out; ranks
+    may differ in it, because nothing is exchanged here. Nothing is done on a CPU.
     """
     tiles = triton_module("triton_tiles", "tree attention") if runner.device.type == "cuda" else None
     if tiles is None:
@@ -51,7 +50,7 @@ def compile_chains(runner: Any, logger: logging.Logger) -> None:
         for b, length in _sizes(one, most, tiles)
     ]
     ran = 0
-    while ran < len(calls) and not in_any_rank(not has_room(calls[ran])):
+    while ran < len(calls) and has_room(calls[ran]):
         ran += 1
     logger.info(
         "eagle-plugin: attention of eager steps is compiled, %d of %d launches in %.1f s%s",
@@ -96,7 +95,7 @@ def _attend_padding(attention: Attention, b: int, length: int) -> None:
     nothing = torch.zeros(b, dtype=torch.int64, device=device)
     lens = torch.full_like(nothing, length)
     rows = ExtendRows(nothing, lens, lens, torch.arange(b, device=device) * length)
-    table = torch.zeros(1, ALIGNED, dtype=torch.int32, device=device)
+    table = torch.zeros(1, length, dtype=torch.int32, device=device)
     query = torch.zeros(b * length, heads, dim, dtype=attention.dtype, device=device)
     chains = chains_of(rows, [length] * b, table)
     attend_chains(query, attention.cache, chains, attention.options, torch.empty_like(query))

@@ -27,13 +27,21 @@ PLAIN = ServerSpec(target=Path("target"), mode="plain", head=Path("head"))
     ],
 )
 def test_on_a_gpu_both_sides_have_the_trees_of_gpus(engine: EngineName, device: str, shapes: dict[str, Shape]) -> None:
-    """As a server that a user starts without flags of the tree: not those of a CPU on either side."""
+    """Not those of a CPU on either side."""
     plain = replace(PLAIN, engine=engine, device=device)
     specs = config_specs(plain, ("builtin_chain", "builtin_tree", "plugin"))
     assert {name: spec.shape for name, spec in specs.items()} == shapes
     assert state_specs(plain, Path("head"), None, "plugin")["trained"].shape == shapes["plugin"]
     own = state_specs(plain, Path("head"), None, "builtin")["trained"].shape
     assert own == ENGINES[engine].own_shape(device) == shapes["builtin_tree" if own.topk > 1 else "builtin_chain"]
+
+
+def test_llama_has_the_tree_that_sglang_chooses(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    sglang, vllm = ENGINES["sglang"], ENGINES["vllm"]
+    assert sglang.own_shape("cuda", tmp_path) == sglang.plugin_shape(None, "cuda", tmp_path) == Shape(5, 4, 8)
+    assert vllm.own_shape("cuda", tmp_path) == Shape.chain(3)
+    assert vllm.plugin_shape(None, "cuda", tmp_path) == GPU_SHAPE
 
 
 def test_all_levels_at_once_are_as_deep_as_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

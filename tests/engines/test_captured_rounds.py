@@ -32,12 +32,11 @@ LOGGER = logging.getLogger("test")
 class Doubled(CapturedRounds[RoundMemory]):
     """Its one function doubles the roots of a round."""
 
-    def __init__(self, fits: int = 8, graphs_fit: int = 8, needed: int = 0) -> None:
-        """fits: requests that the memory has room for; graphs_fit: those that the graphs have room for beside it;
-        needed: bytes of a step of the engine."""
+    def __init__(self, fits: int = 8, graphs_fit: int = 8, **memory_options: Any) -> None:
+        """fits: requests that the memory has room for; graphs_fit: those that the graphs have room for beside it."""
         super().__init__()
         self._fits, self._graphs_fit = fits, graphs_fit
-        memory = GraphMemory("cpu", bool, LOGGER, "--memory", "--most-requests", needed=needed)
+        memory = GraphMemory("cpu", bool, LOGGER, "--memory", "--most-requests", **memory_options)
         with capturer_for(self, "cpu", LOGGER) as self.capturer:
             self._capture_sizes([SHAPE], [1, 2, 4, 8], memory, self._allocate, self._capture_size)
 
@@ -261,3 +260,37 @@ def test_no_batch_is_padded_far() -> None:
     buckets = Buckets([64, 128])
     assert [buckets.of(b) for b in (1, 3, 4, 64, 65, 128, 129)] == [None, None, 64, 64, 128, 128, None]
     assert Buckets([32, 64]).of(1) == 32  # still few rows
+
+
+def test_captures_that_have_to_stay_are_not_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A communicator may keep what was captured; sizes that were not captured yet are left out all the same."""
+    taken: list[int] = []
+    monkeypatch.setattr(graph_memory, "free_bytes", lambda kind: 100 - 30 * len(taken))
+
+    class Counted(Doubled):
+        def _capture_size(self, padded_b: int) -> None:
+            super()._capture_size(padded_b)
+            taken.append(padded_b)
+
+    assert Counted(needed=75, may_repeat=False).sizes() == [8, 2, 1] and taken == [8, 2, 1]
+    taken.clear()
+    assert Counted(needed=75).sizes() == [] and taken == [8]  # the control: here nothing gives memory back
+
+
+def test_captures_are_made_anew_from_half_of_the_largest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not from each size below it: a capture of all sizes at a distance takes seconds."""
+    tried: list[int] = []
+    monkeypatch.setattr(graph_memory, "free_bytes", lambda kind: 2)
+
+    class Large(Doubled):
+        def _allocate(self, most: int, rows: int) -> RoundMemory:
+            tried.append(most)
+            return RoundMemory(SHAPE, most, LIKE, rows)
+
+        def _capture_size(self, padded_b: int) -> None:
+            raise torch.OutOfMemoryError("no memory")
+
+    rounds = Large(needed=1)
+    tried.clear()
+    rounds._capture_sizes([SHAPE], gpu_sizes(256), GraphMemory(needed=1), rounds._allocate, rounds._capture_size)
+    assert tried == [256, 128, 64, 32, 16, 8, 4, 2, 1] and rounds.sizes() == []

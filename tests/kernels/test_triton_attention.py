@@ -95,7 +95,7 @@ def test_no_bitmask_is_shifted_by_its_width(monkeypatch: pytest.MonkeyPatch) -> 
     seen[::2, 40 + 63] = True
     case.write(0, seen)
     q = case.randn(63, case.heads, 64)
-    monkeypatch.setattr(triton_attention, "tile_for", lambda *_: triton_tiles.Tile(64, keys=128, warps=4, stages=1))
+    monkeypatch.setattr(triton_tiles, "tile_for", lambda *_: triton_tiles.Tile(64, keys=128, warps=4, stages=1))
     if INTERPRETED:
         from triton.runtime.interpreter import InterpreterBuilder
 

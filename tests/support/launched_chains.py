@@ -54,7 +54,6 @@ def variants(monkeypatch: pytest.MonkeyPatch) -> set[Any]:
     monkeypatch.setattr(triton_merge, "_merge", Launches(found))
     monkeypatch.setattr(triton_tiles, "_device", lambda index: triton_tiles.Device(132, hopper=True))
     monkeypatch.setattr(torch.cuda, "device_of", lambda tensor: FakeTensorMode())  # any context that does nothing
-    monkeypatch.setattr(chain_kernels, "in_any_rank", bool)
     return found
 
 
@@ -155,7 +154,6 @@ def test_layers_of_one_kind_are_compiled_once(variants: set[Any], monkeypatch: p
 def test_it_ends_where_memory_does(
     variants: set[Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """In this rank or in another one: all ranks run equally many."""
     ran: list[Any] = []
     healthy = attention.attend_chains
 
@@ -170,9 +168,6 @@ def test_it_ends_where_memory_does(
         runner = runner_of({"layer": layer_of()})
         chain_kernels.compile_chains(runner, logging.getLogger())
         assert len(ran) == 3 and "memory ended there" in caplog.messages[-1]
-        monkeypatch.setattr(chain_kernels, "in_any_rank", lambda flag: True)
-        chain_kernels.compile_chains(runner, logging.getLogger())
-    assert len(ran) == 4
 
 
 def test_a_cpu_compiles_nothing(variants: set[Any], caplog: pytest.LogCaptureFixture) -> None:

@@ -94,6 +94,9 @@ def test_changed_keys_are_dotted_and_free_ones_left_out() -> None:
         mode="json", by_alias=True
     )
     assert changed_keys(old, new) == ["loss.top_k (0 -> 10)"]
+    new["data"] |= {"cache": "elsewhere", "cache_gib": 500.0}
+    del old["data"]["cache_gib"]  # a checkpoint from before there was such a key
+    assert changed_keys(old, new) == ["loss.top_k (0 -> 10)"]
 
 
 def test_files_that_are_no_recipe(tmp_path: Path) -> None:
@@ -139,7 +142,8 @@ def test_memory_that_runs_out_is_one_sentence_that_names_the_key(
         error = capsys.readouterr().err
         assert error.count("error: ") == 1 and "Traceback" not in error
         assert "error: the memory of cpu ran out (CUDA out of memory. Tried to allocate 2.00 GiB); " in error
-        assert f"lower micro_tokens (now {now}), end what else uses this GPU, or compute on the CPU" in error
+        assert f"lower micro_tokens (now {now}) or batch_tokens (now " in error
+        assert "), end what else uses this GPU, or compute on the CPU" in error
 
 
 def test_the_mass_of_a_draft_vocabulary_is_that_of_the_whole_one(

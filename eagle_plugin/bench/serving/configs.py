@@ -27,7 +27,7 @@ def config_specs(plain: ServerSpec, wanted: Sequence[Config] | None = None) -> d
     """
     engine = ENGINES[plain.engine]
     builtin, tree = replace(plain, mode="builtin"), engine.own_tree(plain.device)
-    plugin = replace(plain, mode="plugin", shape=engine.plugin_shape(plain.head, plain.device))
+    plugin = replace(plain, mode="plugin", shape=engine.plugin_shape(plain.head, plain.device, plain.target))
     specs: dict[Config, ServerSpec] = {
         "plain": replace(plain, mode="plain"),
         "builtin_chain": replace(builtin, shape=CHAIN if plain.device == "cpu" else GPU_CHAIN, name="chain"),

@@ -90,7 +90,7 @@ def run(options: argparse.Namespace, steps: Steps) -> TraceReport:
     clients = max(step.clients for step in trace)
     questions = {kind: questions_of(kind, target) for kind in {step.prompts for step in trace}}
     base = base_spec(options, target, clients, clients * tokens_per_request("mixed", tokens))
-    specs = trace_specs(base, ENGINES[options.engine].plugin_shape(base.head, base.device), options.shapes)
+    specs = trace_specs(base, ENGINES[options.engine].plugin_shape(base.head, base.device, base.target), options.shapes)
     count = options.repeats or (1 if options.quick else REPEATS)
     repeats = [trace_phases(trace, questions, repeat, tokens) for repeat in range(count)]
     with serving(specs, options.out / "logs", steps) as servers:

@@ -36,6 +36,6 @@ def state_specs(plain: ServerSpec, trained: Path, base: Path | None, worker: Wor
 def _with_head(plain: ServerSpec, head: Path, state: State, worker: Worker) -> ServerSpec:
     engine = ENGINES[plain.engine]
     if worker == "builtin":
-        return replace(plain, mode="builtin", head=head, shape=engine.own_shape(plain.device), name=state)
-    spec = replace(plain, mode="plugin", head=head, shape=engine.plugin_shape(head, plain.device))
+        return replace(plain, mode="builtin", head=head, shape=engine.own_shape(plain.device, plain.target), name=state)
+    spec = replace(plain, mode="plugin", head=head, shape=engine.plugin_shape(head, plain.device, plain.target))
     return with_policy(spec, "auto" if worker == "plugin" else "fixed", state)

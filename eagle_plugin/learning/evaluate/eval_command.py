@@ -19,7 +19,7 @@ from rich.table import Table
 from eagle_plugin.common.allocator import reuse_memory
 from eagle_plugin.common.atomic_io import write_output
 from eagle_plugin.common.command_line import Parser, positive_number
-from eagle_plugin.common.device_memory import device_for, naming_lack
+from eagle_plugin.common.device_memory import device_for, is_out_of_memory, naming_lack
 from eagle_plugin.common.devices import check_device, fast_dtype
 from eagle_plugin.common.progress import ProgressBars, report_progress
 from eagle_plugin.heads.draft_head import DraftHead
@@ -163,7 +163,9 @@ def _measurable(temperatures: Sequence[float], model: Any, rows: Sequence[TokenR
     text, needed = [token for ids in prompts for token in ids], max(map(len, prompts)) + max(longest, 4)
     try:
         check_tree_reading(model, (text * -(-needed // len(text)))[:needed])
-    except DataError as error:
+    except (DataError, RuntimeError, TypeError, ValueError) as error:  # a target's own refusal of such a mask, too
+        if is_out_of_memory(error):
+            raise
         left = [temperature for temperature in temperatures if not temperature]
         if not left:
             raise

@@ -34,7 +34,7 @@ def plugin_server(
             head=head,
             engine=engine,
             device=device,
-            shape=ENGINES[engine].plugin_shape(head, device),
+            shape=ENGINES[engine].plugin_shape(head, device, target),
             environment=environment,
             name=name,
         )

@@ -32,8 +32,7 @@ def path_logits(model: Any, tokens: list[int], tree: DraftTree) -> Tensor:
         if path[0] != 0:
             continue  # padding
         ids = torch.tensor([tokens[:-1] + tree.tokens[0, path].tolist()], device=model.device)
-        logits = model(ids).logits[0]
-        rows |= zip(path, logits[-len(path) :], strict=True)
+        rows |= zip(path, model(ids, logits_to_keep=len(path)).logits[0], strict=True)
     return torch.stack([rows.get(node, torch.zeros_like(rows[0])) for node in range(len(parents))])
 
 

@@ -69,7 +69,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             source.terms = check_terms(source.terms, arguments.allow_licenses, arguments.accept_terms)
             limit = forward_limit(settings.micro_tokens, ranks.device.type)
             now = "no limit" if limit is None else f"{limit:,} tokens per forward"
-            with naming_lack(ranks.device, f"lower micro_tokens (now {now})"):
+            with naming_lack(
+                ranks.device, f"lower micro_tokens (now {now}) or batch_tokens (now {settings.batch_tokens:,})"
+            ):
                 return train(settings, out, ranks, source)
         except OSError as error:
             if error.filename and not Path(error.filename).is_relative_to(out):

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from eagle_plugin.common.url_credentials import without_credentials_in
 from eagle_plugin.learning.data.rows import DataError
@@ -70,7 +71,8 @@ class Trainer:
         self.settings, self.out, self.ranks, self.objective, self.bar = settings, out, ranks, objective, bar
         self.feed = Feed(settings, source, ranks, objective.head.mask_token_id)
         self.module: nn.Module = ranks.wrap(objective)
-        self.parameters = Parameters(objective, settings)
+        in_buckets = isinstance(self.module, DistributedDataParallel)
+        self.parameters = Parameters(objective, settings, in_buckets)
         self.position = Position()
         self._documents = digest_items(source.items)
         self._recipe = without_credentials_in(settings.model_dump(mode="json", by_alias=True))

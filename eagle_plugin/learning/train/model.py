@@ -153,7 +153,9 @@ class Parameters:
     learning rate scaled to AdamW's; AdamW updates the rest.
     """
 
-    def __init__(self, objective: nn.Module, settings: TrainRecipe) -> None:
+    def __init__(self, objective: nn.Module, settings: TrainRecipe, in_buckets: bool = False) -> None:
+        """in_buckets: the gradients are parts of DDP's buckets."""
+        self._in_buckets = in_buckets
         self.named = {name: p for name, p in objective.named_parameters() if p.requires_grad}
         options = settings.optimiser
         head_lr = options.lm_head_lr or options.lr
@@ -178,7 +180,8 @@ class Parameters:
             for group in optimiser.param_groups:
                 group["lr"] = group["base_lr"] * factor
             optimiser.step()
-            optimiser.zero_grad(set_to_none=True)
+            # Those in DDP's buckets stay there: an update of several forwards would make others beside them.
+            optimiser.zero_grad(set_to_none=not self._in_buckets)
         return gather_whole(norm)
 
     def not_finite(self) -> list[str]:

@@ -254,6 +254,7 @@ class TrainRecipe(_Section):
 # a run whose memory ran out must be able to lower it.
 FREE_ON_RESUME = (
     *("threads", "micro_tokens", "eval_every", "eval_tokens", "checkpoint_every", "log_every"),
+    *("data.cache", "data.cache_gib"),
     *(f"data.online.{name}" for name in OnlineSettings.model_fields),
 )
 

@@ -28,7 +28,7 @@ from eagle_plugin.learning.train.recipe import DataSettings, TrainError
 from eagle_plugin.learning.train.row_list import Item, RowList
 
 READERS = 8  # threads: remote stores answer slowly, and a request is for one document
-GPU_READERS = 4  # batches at the same time for a GPU, which learns from them faster than one thread can pack them
+GPU_READERS = 2  # batches at the same time for a GPU; each further one is an update more in its memory
 HELD_OUT_BYTES = 2**31  # most of held-out documents in memory; 20,000 tokens of an 8B model are 655 MB
 
 

@@ -279,19 +279,6 @@ def test_chains_attend_as_prompts_do(options: dict[str, Any]) -> None:
     assert not torch.allclose(found, wanted, rtol=0, atol=1e-2)
 
 
-@pytest.mark.parametrize("width", [176, 190, 191])
-def test_tables_of_chains_have_aligned_rows(width: int) -> None:
-    """Whatever the longest context of a step is: else a prompt would wait for another kernel to be compiled."""
-    counts = torch.tensor([1, 3, 40])
-    extend = ExtendRows(torch.arange(3), counts, counts, counts.cumsum(0) - counts)
-    table = torch.arange(3 * width, dtype=torch.int32).view(3, width)
-    chains = chains_of(extend, counts.tolist(), table)
-    assert len(chains) == 3
-    for chain in chains:
-        assert chain.slot_table.stride(0) % 16 == 0 and chain.slot_table[:, :width].equal(table)
-        assert width + chain.tree.tail <= chain.slot_table.shape[1] < width + chain.tree.tail + 16
-
-
 def tails(lens: list[int], most: int | None = None) -> list[tuple[int, int]]:
     """Rows of the chains of these requests, and their number."""
     counts, table = torch.tensor(lens), torch.zeros(len(lens), 200, dtype=torch.int32)

@@ -29,7 +29,7 @@ def runner_of(
 ) -> Any:
     model = SimpleNamespace(enforce_eager=eager, use_mla=False)
     compilation = CompilationConfig(cudagraph_mode=mode, mode=CompilationMode.NONE if eager else compiles)
-    parallel = SimpleNamespace(data_parallel_size=engines)
+    parallel = SimpleNamespace(data_parallel_size=engines, world_size=1)
     config = SimpleNamespace(model_config=model, compilation_config=compilation, parallel_config=parallel)
     device = SimpleNamespace(type=kind)
     wanted = wants_graphs(config)  # as a runner asks when it is made
