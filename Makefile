@@ -137,7 +137,7 @@ PYTEST = $(CALM) $(BIN)/python -m pytest -n $(WORKERS)
 # Lint and the environments, two at a time.
 PREPARE = @$(MAKE) --no-print-directory -j2 lint env-vllm env-sglang-before
 
-test: ## lint, then the tests with real engines: at least one case of everything (about 30 minutes on two cores)
+test: ## lint, then the tests with real engines: at least one case of everything (about 20 minutes on two cores)
 	$(PREPARE)
 	$(PYTEST) -m 'not matrix' $(ARGS)
 

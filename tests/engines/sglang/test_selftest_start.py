@@ -222,7 +222,7 @@ class Engine:
 
 def created(monkeypatch: pytest.MonkeyPatch, reasons: list[str], failed: list[str]) -> Any:
     """What the worker factory makes where these flags and findings of the self-test speak against our worker."""
-    from eagle_plugin.sglang import metrics, worker
+    from eagle_plugin.sglang import metrics, refused_requests, worker
 
     class Ours:
         shape, device, synthetic = Shape(3, 4, 16), "cpu", None
@@ -236,6 +236,7 @@ def created(monkeypatch: pytest.MonkeyPatch, reasons: list[str], failed: list[st
     monkeypatch.setattr(selftest, "failed_kernels", lambda given: failed if given is runner else [])
     monkeypatch.setattr(worker, "TreeWorker", Ours)
     monkeypatch.setattr(metrics, "count_rounds", lambda *arguments: None)
+    monkeypatch.setattr(refused_requests, "refuse_requests", lambda: support.logger.info("requests are refused"))
     names = {"speculative_draft_model_path": "HEAD", "model_path": "TARGET", "speculative_algorithm": "EAGLE3"}
     arguments = SimpleNamespace(**names)
     return support.worker_factory("EAGLE3", Engine)(arguments, 0, 1, SimpleNamespace(model_runner=runner))
@@ -257,9 +258,9 @@ def test_who_serves_is_logged_when_it_is_known(
     assert not isinstance(worker, Engine) and not caplog.records
     worker.announce(["the self-test failed: graphs"])
     assert "served by SGLang's own worker: the self-test failed: graphs" in caplog.text
-    assert "served by the plugin" not in caplog.text
+    assert "served by the plugin" not in caplog.text and "requests are refused" not in caplog.text
     worker.announce([])
-    assert "EAGLE3 is served by the plugin's draft trees" in caplog.text
+    assert "EAGLE3 is served by the plugin's draft trees" in caplog.text and "requests are refused" in caplog.text
 
 
 RUNNER = SimpleNamespace(device="cpu", dtype=torch.float32)
