@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
 
 from eagle_plugin.bench.servers import ServerError
+from eagle_plugin.heads.files import read_config
 from eagle_plugin.models import PublicModel, fetch_repository
 from eagle_plugin.models.store import cache_folder
 
@@ -16,13 +16,14 @@ def check_public_head(model: PublicModel, engine: str) -> None:
     """Download the head alone, and refuse one that the engine cannot compute before its large target is downloaded.
 
     Raises:
-        ModelError: it could not be fetched. ServerError: the engine cannot compute it.
+        ModelError: it could not be fetched. HeadError: its config.json cannot be read. ServerError: the engine cannot
+            compute it.
     """
     if engine != "sglang" or not model.rewritten:
         return
-    config = json.loads((fetch_repository(model.head) / "config.json").read_text("utf-8"))
-    is_speculators = isinstance(config.get("transformer_layer_config"), dict)  # where true is the default
-    if config.get("norm_before_residual", is_speculators):
+    config = read_config(fetch_repository(model.head))
+    # True is the default of speculators' EAGLE-3 heads, and of no other kind.
+    if config.get("norm_before_residual", config.get("speculators_model_type") == "eagle3"):
         raise ServerError(
             f"the head {model.head} cannot be served by SGLang: its config.json has norm_before_residual true, which "
             "only vLLM computes; serve it with --engine vllm, or give another head with --head"
