@@ -49,8 +49,7 @@ def captured_steps(runner: Any, logger: logging.Logger) -> DecodeStep | None:
     # The custom all-reduce lists in C++, out of our reach, what was captured: it has to stay.
     parallel = runner.vllm_config.parallel_config
     may_repeat = parallel.world_size == 1 or parallel.disable_custom_all_reduce
-    needed = {"needed": runner.needed_bytes, "may_repeat": may_repeat}
-    graph_memory = GraphMemory(kind, in_any_rank, logger, *flags, **needed)
+    graph_memory = GraphMemory(kind, in_any_rank, logger, *flags, needed=runner.needed_bytes, may_repeat=may_repeat)
     # The operators find their layer and metadata in vLLM's context of one forward.
     attention = {
         torch.ops.vllm.unified_attention_with_output.default: unified_attention_with_output,

@@ -31,12 +31,10 @@ def config_specs(plain: ServerSpec, wanted: Sequence[Config] | None = None) -> d
     specs: dict[Config, ServerSpec] = {
         "plain": replace(plain, mode="plain"),
         "builtin_chain": replace(builtin, shape=CHAIN if plain.device == "cpu" else GPU_CHAIN, name="chain"),
-        "builtin_tree": replace(builtin, shape=tree or CHAIN, name="tree"),
+        **({} if tree is None else {"builtin_tree": replace(builtin, shape=tree, name="tree")}),
         "fixed": with_policy(plugin, "fixed"),
         "plugin": with_policy(plugin, "auto"),
     }
-    if tree is None:
-        del specs["builtin_tree"]
     return {config: spec for config, spec in specs.items() if wanted is None or config in wanted}
 
 

@@ -16,6 +16,15 @@ class SentBatch(NamedTuple):
     batch: Batch
     arrival: torch.cuda.Event | None = None
 
+    def receive(self) -> Batch:
+        """The batch, for what the present stream computes from now on."""
+        if self.arrival is not None:
+            stream = torch.cuda.current_stream(self.batch.last.device)
+            stream.wait_event(self.arrival)
+            for tensor in self.batch.tensors:
+                tensor.record_stream(stream)  # its memory was allocated for the stream of the copies
+        return self.batch
+
 
 class GpuCopies:
     """Sends the documents of batches to one GPU, from any thread."""
@@ -29,12 +38,3 @@ class GpuCopies:
             # torch keeps the pinned memory until the copy is done, and uses it for later batches.
             batch = pack(documents, pinned=True).to(self._device, non_blocking=True)
             return SentBatch(batch, self._stream.record_event())
-
-    def receive(self, sent: SentBatch) -> Batch:
-        """The batch, for what the present stream computes from now on."""
-        if sent.arrival is not None:
-            stream = torch.cuda.current_stream(self._device)
-            stream.wait_event(sent.arrival)
-            for tensor in sent.batch.tensors:
-                tensor.record_stream(stream)  # its memory was allocated for the stream of the copies
-        return sent.batch

@@ -81,7 +81,7 @@ class Feed:
     def held_out(self) -> Iterator[Batch]:
         """The batches that this process evaluates on; every process has the same number."""
         for micro in self._assign(self._val, EVAL_TOKENS) if self._val else ():
-            yield from self._receive(self._read([micro]))
+            yield from (sent.receive() for sent in self._read([micro]))
 
     @property
     def evaluates(self) -> bool:
@@ -103,13 +103,13 @@ class Feed:
                 return
             step, future = planned.popleft()
             if future is None:
-                yield step, self._receive(self._read(step.micros))
+                yield step, [sent.receive() for sent in self._read(step.micros)]
                 continue
             while not wait([future], LOOK_S).done:
                 if self.gives_up():
                     self.gave_up = True
                     return
-            yield step, self._receive(future.result())
+            yield step, [sent.receive() for sent in future.result()]
 
     def _plan_step(self, position: Position) -> PlannedUpdate | None:
         settings = self._settings
@@ -140,9 +140,6 @@ class Feed:
             else:
                 batches.append(SentBatch(pack(documents).to(self._ranks.device)))
         return batches
-
-    def _receive(self, sent: Sequence[SentBatch]) -> list[Batch]:
-        return [one.batch if self._copies is None else self._copies.receive(one) for one in sent]
 
     def _check_mask_token(self, documents: Sequence[Document], token: int) -> None:
         for document in documents:
