@@ -39,7 +39,7 @@ from eagle_plugin.bench.report import (
 )
 from eagle_plugin.bench.spec import Mode, ServerSpec
 from eagle_plugin.bench.speed import SpeedResult, measure_speed
-from eagle_plugin.bench.table import demo_table, print_bars, repeats_sentence
+from eagle_plugin.bench.table import demo_table, print_bars, repeats_sentence, verdict_sentence
 from eagle_plugin.common.command_line import Parser
 from eagle_plugin.common.devices import usable_cores
 from eagle_plugin.core.shape import Shape
@@ -126,8 +126,15 @@ def run(options: argparse.Namespace, steps: Steps) -> DemoReport:
     questions = questions[:: max(1, len(questions) // compared)][:compared]
     report = partial(build_report, options, specs, speed, len(repeats), questions, tokens)
     # Now: the servers of the comparison may need more memory than there is, and a user may not wait for them.
-    save(report(Comparison([], [], UNFINISHED)), report_path(options.out, "demo", options.engine))
+    show(report(Comparison([], [], UNFINISHED)), report_path(options.out, "demo", options.engine), steps)
     return report(compare_if_served(specs, questions, tokens, logs, steps))
+
+
+def show(report: DemoReport, path: Path, steps: Steps) -> None:
+    """Write the report to `path`, print its table, and draw the picture beside it."""
+    save(report, path)
+    steps.console.print(demo_table(report))
+    draw(report, draw_demo, path, steps)
 
 
 def build_report(
@@ -213,10 +220,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def command() -> int:
         report = run(options, steps)
-        path = report_path(options.out, "demo", options.engine)
-        save(report, path)
-        steps.console.print(demo_table(report))
-        draw(report, draw_demo, path, steps)
+        save(report, report_path(options.out, "demo", options.engine))
+        steps.log(verdict_sentence(report))
         if report.equality.empty:
             steps.console.print(
                 "[bold]answers without any token in fp32, which prove nothing:[/] "

@@ -17,7 +17,10 @@ BAR_WIDTH = 30  # characters of the longest bar; a line fits 80 characters
 
 
 def demo_table(report: DemoReport) -> Table:
-    """One column each for plain decoding, the engine's own speculation and the plugin; fits 80 characters."""
+    """One column each for plain decoding, the engine's own speculation and the plugin; fits 80 characters.
+
+    All but the comparison in fp32, which comes later: `verdict_sentence`.
+    """
     settings, spreads, equality = report.settings, report.spread, report.equality
     table = Table(
         title=f"{report.target}, {report.engine} {report.engine_version}, bf16, one request at a time, greedy",
@@ -39,11 +42,20 @@ def demo_table(report: DemoReport) -> Table:
     gains = (spreads.builtin_speedup_vs_plain, spreads.speedup_vs_plain)
     table.add_row("against plain", "1.00x", *(with_quartiles(one, unit="x") for one in gains))
     table.add_row("against engine", "", "1.00x", with_quartiles(spreads.speedup_vs_builtin, unit="x"))
-    same = f"{equality.equal}/{equality.compared}"
-    table.add_row("same text, fp32", "", "not asked", "not compared" if equality.not_compared else same)
     of = equality.bf16_compared
     table.add_row("same text, bf16", "", f"{equality.bf16_builtin_equal}/{of}", f"{equality.bf16_plugin_equal}/{of}")
     return table
+
+
+def verdict_sentence(report: DemoReport) -> str:
+    """The two ratios of speed, and how many greedy texts are the same in fp32."""
+    equality, algorithm = report.equality, report.settings.algorithm
+    compared = f"{equality.equal} of {equality.compared} greedy texts in fp32 are those of plain decoding"
+    return (
+        f"[bold]{report.speedup_vs_plain:.2f}x[/] plain decoding, "
+        f"[bold]{report.speedup_vs_builtin:.2f}x[/] the engine's {algorithm}; "
+        + ("no texts were compared in fp32" if equality.not_compared else compared)
+    )
 
 
 def repeats_sentence(repeats: int, max_repeats: int, reason: str) -> str:

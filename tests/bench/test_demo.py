@@ -59,11 +59,12 @@ def test_a_demo_ends_early_and_writes_table_report_and_picture(arguments, tmp_pa
     assert document["equality"]["different"] == ["q5"] and not document["greedy_equal"]
     assert "texts differ in fp32: q5" in text
     # Log lines: each with its time, in the order of the work.
-    order = ["starting", "is ready", "warming up", "first answers", "measuring: 20%", "repeats:", "greedy answers"]
+    order = ["starting", "is ready", "warming up", "first answers", "measuring: 20%", "repeats:", "written to"]
+    order += ["greedy answers", f"{document['speedup_vs_plain']:.2f}x plain decoding, .*; 7 of 8 greedy texts"]
     places = [re.search(rf"^\[ *\d+ s\] .*{part}", text, re.MULTILINE) for part in order]
     assert all(places), list(zip(order, places, strict=True))
     assert [place.start() for place in places] == sorted(place.start() for place in places)
-    assert text.count("plain decoding") == 4  # two pairs of columns, the bars, the table
+    assert text.count("plain decoding") == 6  # two pairs of columns, the bars, the table, twice in the last sentence
     with Image.open(tmp_path / "out/demo.png") as picture:
         assert picture.format == "PNG" and min(picture.size) > 500
 
@@ -108,6 +109,7 @@ def test_what_was_measured_is_kept_if_the_servers_of_the_comparison_do_not_start
 
     def interrupt(*_):
         assert json.loads((tmp_path / "out/demo.json").read_text())["equality"]["not_compared"]
+        assert (tmp_path / "out/demo.png").exists() and "against engine" in capsys.readouterr().out
         raise KeyboardInterrupt
 
     monkeypatch.setattr(sys.modules[__name__], "GAPS", dict.fromkeys(GAPS, 0.002))  # no speed is looked at
@@ -118,7 +120,7 @@ def test_what_was_measured_is_kept_if_the_servers_of_the_comparison_do_not_start
     assert report["equality"]["not_compared"] == "float32 does not fit" and not report["greedy_equal"]
     assert report["equality"]["compared"] == 0 and report["speedup_vs_plain"] > 0
     printed = capsys.readouterr().out
-    assert "no comparison in fp32: float32 does not fit" in printed and "not compared" in printed
+    assert "no comparison in fp32: float32 does not fit" in printed and "no texts were compared" in printed
     monkeypatch.setattr(equality, "compare_greedy", interrupt)
     (tmp_path / "out/demo.json").unlink()
     assert demo.main(given) == 130 and (tmp_path / "out/demo.json").exists()

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from eagle_plugin.bench.outputs import write_json
 from eagle_plugin.bench.report import DemoReport, speculative_stats
-from eagle_plugin.bench.table import demo_table
+from eagle_plugin.bench.table import demo_table, verdict_sentence
 
 CONTRACT = [
     "engine", "engine_version", "target", "head", "prompts", "greedy_equal", "plain", "builtin", "plugin",
@@ -79,6 +79,7 @@ def test_the_table_shows_every_result_in_80_columns(report):
     sink = io.StringIO()
     Console(width=80, file=sink).print(demo_table(report))
     text = sink.getvalue()
-    numbers = ["32.5 [", "34.2 [", "52.0 [", "1.60x [", "1.05x [", "1.52x [", "3/3", "2/3", "1/3", "2.00", "1.60"]
+    numbers = ["32.5 [", "34.2 [", "52.0 [", "1.60x [", "1.05x [", "1.52x [", "2/3", "1/3", "2.00", "1.60"]
     for number in [*numbers, "2/4/8", "2/1/3", "against engine", "[quartiles]"]:
         assert number in text, number
+    assert verdict_sentence(report).endswith("; 3 of 3 greedy texts in fp32 are those of plain decoding")
