@@ -2,6 +2,8 @@
 
 docs/figures/NAME.json is a report of a benchmark, or the part of it that its figure shows; docs/images/NAME.png and
 NAME-dark.png are drawn from it. `--record out/NAME.json` takes a new report first. Figures without a report stay.
+answers.json is the part of a demo's report with the answers as they arrived, answers.svg its animation; `--answers
+out/demo.json` takes it from a new demo.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.peagle_report import draw_peagle
+from eagle_plugin.bench.animation import draw_answers
 from eagle_plugin.bench.picture import draw_demo
+from eagle_plugin.common.atomic_io import write_output
 from eagle_plugin.common.errors import UserError
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
@@ -38,8 +42,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The command line; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--record", type=Path, nargs="+", default=[], metavar="FILE", help=f"one of {names()}")
+    parser.add_argument("--answers", type=Path, metavar="FILE", help="demo.json, for the answers side by side")
     options = parser.parse_args(argv)
     try:
+        if options.answers is not None:
+            record_answers(options.answers, DOCS)
         for file in options.record:
             record(file, DOCS)
         print("\n".join(draw_all(DOCS)))
@@ -68,6 +75,18 @@ def record(file: Path, docs: Path) -> None:
         raise FigureError(str(error)) from None
 
 
+def record_answers(file: Path, docs: Path) -> None:
+    """Take the answers of a demo's report. Raises FigureError."""
+    try:
+        report = json.loads(file.read_text("utf-8"))
+        kept = {name: report[name] for name in ("date", "engine", "engine_version", "target", "machine")}
+        kept["shown"] = report["shown"][:1]
+        draw_answers(as_report(json.dumps(kept)), docs / "images/answers.svg")
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise FigureError(f"{file} is no report of a demo with answers: {error}") from None
+    write_output(docs / "figures/answers.json", [json.dumps(kept, indent=1) + "\n"])
+
+
 def draw_all(docs: Path) -> Iterator[str]:
     """Draw every figure that has a report; one line per figure. Raises FigureError."""
     for image in sorted((docs / "images").glob("*.png")):
@@ -77,6 +96,9 @@ def draw_all(docs: Path) -> Iterator[str]:
         if (docs / "figures" / f"{name}.json").exists():
             draw(name, docs)
             yield f"docs/images/{name}.png and {name}-dark.png are drawn"
+    if (docs / "figures/answers.json").exists():
+        record_answers(docs / "figures/answers.json", docs)
+        yield "docs/images/answers.svg is drawn"
 
 
 def draw(name: str, docs: Path) -> None:
@@ -85,12 +107,17 @@ def draw(name: str, docs: Path) -> None:
 
     file = docs / "figures" / f"{name}.json"
     try:
-        report = json.loads(file.read_text("utf-8"), object_hook=lambda fields: SimpleNamespace(**fields))
+        report = as_report(file.read_text("utf-8"))
         for suffix, style in (("", nullcontext()), ("-dark", matplotlib.rc_context(DARK))):
             with style:
                 FIGURES[name](report, docs / "images" / f"{name}{suffix}.png")
     except (ValueError, AttributeError, TypeError) as error:
         raise FigureError(f"{file} is no report of this figure: {error}") from None
+
+
+def as_report(text: str) -> Any:
+    """A report whose fields are attributes, with those alone that the text has."""
+    return json.loads(text, object_hook=lambda fields: SimpleNamespace(**fields))
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
+from eagle_plugin.bench.animation import draw_answers
 from eagle_plugin.bench.choices import (
     ENGINE_FLAGS,
     add_model_options,
@@ -131,10 +132,13 @@ def run(options: argparse.Namespace, steps: Steps) -> DemoReport:
 
 
 def show(report: DemoReport, path: Path, steps: Steps) -> None:
-    """Write the report to `path`, print its table, and draw the picture beside it."""
+    """Write the report to `path`, print its table, and draw the picture and the answers (SVG) beside it."""
     save(report, path)
     steps.console.print(demo_table(report))
     draw(report, draw_demo, path, steps)
+    if report.shown:
+        draw_answers(report, path.with_suffix(".svg"))
+        steps.log(f"the first answers as they arrived, for a browser: {path.with_suffix('.svg')}")
 
 
 def build_report(
@@ -207,6 +211,7 @@ def build_report(
             busy_percent=speed.busy_percent,
             over_steal_limit=speed.over_steal_limit,
         ),
+        shown=speed.shown,
     )
 
 

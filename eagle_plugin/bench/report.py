@@ -83,6 +83,21 @@ class DemoSettings(Strict):
     )
 
 
+class ShownAnswer(Strict):
+    """An answer as it arrived from a server that ran alone."""
+
+    title: str = Field(description="who answered")
+    speed: str
+    pieces: list[tuple[float, str]] = Field(min_length=1, description="seconds after the request, and the text")
+
+
+class ShownQuestion(Strict):
+    """A question that the demo showed, with the answers side by side."""
+
+    prompt: str
+    answers: list[ShownAnswer]
+
+
 class DemoReport(Strict):
     """`out/demo.json`; the first eleven fields never change their names, the others are details."""
 
@@ -100,6 +115,7 @@ class DemoReport(Strict):
     equality: Equality
     spread: SpreadDetail
     settings: DemoSettings
+    shown: list[ShownQuestion] = []
     versions: dict[str, str]
     machine: Machine
     date: str

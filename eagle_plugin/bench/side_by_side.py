@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rich.live import Live
 from rich.markup import escape
@@ -19,6 +19,7 @@ from rich.text import Text
 from eagle_plugin.bench.load import Sampling, accept_length, ask_all
 from eagle_plugin.bench.progress import Steps
 from eagle_plugin.bench.questions import Question
+from eagle_plugin.bench.report import ShownAnswer, ShownQuestion
 from eagle_plugin.bench.servers import Server
 
 LOG_WIDTH = 100  # columns of characters, without a terminal
@@ -29,7 +30,7 @@ class Column:
     """One server's answer to the question, as much of it as has arrived."""
 
     title: str
-    text: str = ""
+    pieces: list[tuple[float, str]] = field(default_factory=list)  # seconds after the request, and what arrived
     speed: str = "waiting"
     asked: float = 0.0  # on the clock of time.perf_counter
 
@@ -48,8 +49,13 @@ class Column:
         if length := accept_length([answer]):
             self.speed += f", accept length {length:.2f}"
 
+    @property
+    def text(self) -> str:
+        """All that has arrived."""
+        return "".join(piece for _, piece in self.pieces)
+
     def _add_text(self, piece: str) -> None:
-        self.text += piece
+        self.pieces.append((round(time.perf_counter() - self.asked, 3), piece))
 
     def _set_tokens(self, tokens: int) -> None:
         self.speed = f"{tokens / (time.perf_counter() - self.asked):.1f} tokens/s"
@@ -71,12 +77,13 @@ def side_by_side(question: Question, columns: Sequence[Column]) -> Table:
 
 def show_side_by_side(
     servers: Mapping[str, Server], questions: Sequence[Question], max_tokens: int, steps: Steps
-) -> None:
+) -> list[ShownQuestion]:
     """Ask every server every question; the keys of `servers` are the titles. All of them are paused before and after.
 
-    On a terminal the columns fill while the answers arrive; elsewhere each finished pair of columns is printed.
+    On a terminal the columns fill while the answers arrive; elsewhere each finished pair of columns is printed. Returns
+    the questions whose answers all have text.
     """
-    console = steps.console
+    console, shown = steps.console, []
     steps.log("first answers, one server at a time: the other one is paused")
     for question in questions:
         columns = [Column(name) for name in servers]
@@ -90,3 +97,7 @@ def show_side_by_side(
                     step.update(column.title)
                     column.ask(servers[column.title], question, max_tokens)
             console.print(side_by_side(question, columns), width=LOG_WIDTH)
+        if all(column.pieces for column in columns):
+            answers = [ShownAnswer(title=one.title, speed=one.speed, pieces=one.pieces) for one in columns]
+            shown.append(ShownQuestion(prompt=question.prompt, answers=answers))
+    return shown

@@ -11,6 +11,7 @@ from eagle_plugin.bench.measure import EarlyStop, RepeatSeries, measure_interlea
 from eagle_plugin.bench.preparation import check_busy, version_of
 from eagle_plugin.bench.progress import Steps
 from eagle_plugin.bench.questions import Question
+from eagle_plugin.bench.report import ShownQuestion
 from eagle_plugin.bench.servers import check_worker
 from eagle_plugin.bench.side_by_side import show_side_by_side
 from eagle_plugin.bench.spec import Mode, ServerSpec
@@ -32,6 +33,7 @@ class SpeedResult(NamedTuple):
     busy_percent: float  # use of all cores by other processes just before the measurement
     stop_reason: str
     over_steal_limit: float | None  # part of the measured spans with too much steal; None if steal is unknown
+    shown: list[ShownQuestion]  # the answers that were shown side by side
 
 
 def measure_speed(
@@ -48,7 +50,7 @@ def measure_speed(
         plugin_line = check_worker(plugin, "plugin")
         warm_up_all(servers, repeats[0], steps)
         titles = {"plain decoding": servers["plain"], "eagle-plugin": plugin}
-        show_side_by_side(titles, repeats[0][:SHOWN_QUESTIONS], min(SHOWN_TOKENS, max_tokens), steps)
+        shown = show_side_by_side(titles, repeats[0][:SHOWN_QUESTIONS], min(SHOWN_TOKENS, max_tokens), steps)
         version, busy = version_of(plugin), check_busy(steps)
         enough = EarlyStop(RATIOS, max_seconds=MEASURE_SECONDS)
         watch = watch_steal(len(repeats) * len(servers), steps)
@@ -56,4 +58,4 @@ def measure_speed(
             sampling = Sampling(max_tokens=max_tokens)
             stop = (lambda series: False) if thorough else enough
             series = measure_interleaved(servers, repeats, sampling, step.update, stop, watch)
-    return SpeedResult(series, version, plugin_line, busy, enough.reason, watch.over_limit_share)
+    return SpeedResult(series, version, plugin_line, busy, enough.reason, watch.over_limit_share, shown)

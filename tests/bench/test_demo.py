@@ -65,6 +65,9 @@ def test_a_demo_ends_early_and_writes_table_report_and_picture(arguments, tmp_pa
     assert all(places), list(zip(order, places, strict=True))
     assert [place.start() for place in places] == sorted(place.start() for place in places)
     assert text.count("plain decoding") == 6  # two pairs of columns, the bars, the table, twice in the last sentence
+    shown = document["shown"]
+    assert [one["title"] for one in shown[0]["answers"]] == ["plain decoding", "eagle-plugin"] and len(shown) == 2
+    assert (tmp_path / "out/demo.svg").read_text().count("<tspan>") >= 2
     with Image.open(tmp_path / "out/demo.png") as picture:
         assert picture.format == "PNG" and min(picture.size) > 500
 
