@@ -41,7 +41,7 @@ def arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_a_demo_ends_early_and_writes_table_report_and_picture(arguments, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(speed, "EarlyStop", partial(EarlyStop, relative_width=0.5))  # other work disturbs the speeds
+    monkeypatch.setattr(speed, "EarlyStop", partial(EarlyStop, relative_width=10))  # other work disturbs the speeds
     assert demo.main(arguments) == 1
     document = json.loads((tmp_path / "out/demo.json").read_text())
     text = capsys.readouterr().out
