@@ -106,7 +106,7 @@ class CapturedRounds(Generic[Memory]):
             buckets = Buckets([size for size in sizes if size <= largest])
             undo = graph_memory.mark()
             rows = max(n * shape.width for n in buckets for shape in self.shapes_at(n))
-            with graph_memory.tried(buckets, largest):
+            with graph_memory.tried(buckets, largest, captures=False):
                 self._memory = allocate(largest, rows)
             if largest in buckets:
                 if self._capture_fitting(buckets, graph_memory, capture):
@@ -136,7 +136,7 @@ class CapturedRounds(Generic[Memory]):
                 if size in coarse and graph_memory.repeats:
                     return False
                 self._forget(size)  # its graphs hold memory
-            graph_memory.keep_rest_free(buckets, {*captured, *coarse})
+            graph_memory.keep_rest_free(buckets, captured, coarse)
         return True
 
     def _clear(self) -> None:

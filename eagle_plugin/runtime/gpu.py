@@ -64,13 +64,17 @@ def unsupported_gpu(gpu: Gpu, head_dims: Sequence[int], caches: Sequence[str] = 
     return reasons
 
 
-def may_serve_here() -> bool:
-    """Whether our kernels are to be expected on the current CUDA device; nothing is built or allocated."""
+def may_serve_here(head_dims: Sequence[int], caches: Sequence[str]) -> bool:
+    """Whether `unsupported_gpu` is to be expected to have no reason on the current CUDA device.
+
+    Nothing is built or allocated.
+    """
     if torch.version.hip is not None or not torch.cuda.is_available():
         return False
     has_library = loader.kernel_library("cuda").shipped() is not None or build.find_nvcc() is not None
     is_on = os.environ.get("EAGLE_KERNELS") != "torch" and importlib.util.find_spec("triton") is not None
-    return has_library and is_on and torch.cuda.get_device_capability() >= CAPABILITY
+    missing = "" if has_library else "no nvcc"
+    return not unsupported_gpu(Gpu("", torch.cuda.get_device_capability(), True, is_on, missing), head_dims, caches)
 
 
 def _missing_library() -> str:

@@ -40,19 +40,20 @@ class GraphMemory:
 
         mark: called before captures; if they are dropped, its answer is called, to undo what else they did in this
         rank. needed: bytes that a step of the engine takes for a time, as far as it knows; they stay free. may_repeat:
-        whether captures may be dropped that have succeeded, to leave them free.
+        whether captures may be dropped that have succeeded, to leave them free; else there are no further ones.
         """
         self._kind, self._in_any_rank, self._logger = kind, in_any_rank, logger
         self._flags, self.mark = (memory_flag, batch_flag), mark
         self._least_free = max(self._free() // 2, needed)
-        self._needed = needed if may_repeat else 0
+        self._needed, self._may_repeat = needed, may_repeat
 
     @contextmanager
-    def tried(self, buckets: Buckets, size: int) -> Iterator[None]:
+    def tried(self, buckets: Buckets, size: int, *, captures: bool = True) -> Iterator[None]:
         """Around allocations or captures of one size: it leaves the buckets if they run out of memory in any rank, or
         leave less than a step needs.
 
-        What else is raised in one rank ends the captures of all of them (`raised_in_all_ranks`).
+        captures: whether anything is captured, which may have to stay. What else is raised in one rank ends the
+        captures of all of them (`raised_in_all_ranks`).
         """
         out_of_memory, undo = False, self.mark()
         with raised_in_all_ranks(self._in_any_rank):
@@ -60,18 +61,26 @@ class GraphMemory:
                 yield
             except torch.OutOfMemoryError:
                 out_of_memory = True
-        if self._in_any_rank(out_of_memory or self._leaves_too_little()):
+        can_be_dropped = self._may_repeat or not captures
+        if self._in_any_rank(out_of_memory or (can_be_dropped and self._leaves_too_little())):
             buckets.drop(size)
             undo()
 
     @property
     def repeats(self) -> bool:
         """Whether captures are made anew, without the largest size, where those of another leave too little."""
-        return self._needed > 0
+        return self._may_repeat and self._needed > 0
 
-    def keep_rest_free(self, buckets: Buckets, kept: Collection[int]) -> None:
-        """After captures: all sizes but these leave the buckets if the graphs have taken their half."""
+    def keep_rest_free(self, buckets: Buckets, captured: Collection[int], coarse: Collection[int]) -> None:
+        """After captures: all sizes but these leave the buckets if the graphs have taken their half.
+
+        Those at a distance, which are not captured yet, leave them too where captures have to stay, and leave less than
+        a step needs.
+        """
         if self._in_any_rank(self._free() < self._least_free):
+            kept = {*captured, *coarse}
+            if not self._may_repeat and self._in_any_rank(self._leaves_too_little()):
+                kept = {*captured}
             for size in [size for size in buckets if size not in kept]:
                 buckets.drop(size)
 
@@ -91,7 +100,7 @@ class GraphMemory:
         )
 
     def _leaves_too_little(self) -> bool:
-        return self.repeats and self._free() < self._needed
+        return 0 < self._needed and self._free() < self._needed
 
     def _free(self) -> int:
         if self._kind == "cuda":

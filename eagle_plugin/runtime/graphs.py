@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from eagle_plugin.common.device_memory import is_out_of_memory
-from eagle_plugin.common.errors import UserError
+from eagle_plugin.runtime.ranks import RankMissing
 
 T = TypeVar("T")
 Fields = TypeVar("Fields", bound=NamedTuple)
@@ -25,10 +25,6 @@ WARM_UP_CALLS = 2  # before a capture: Triton compiles and libraries make their 
 MOST_PADDING = 16  # times the requests of a batch
 FEW = 32  # requests whose rows take about as long as those of one, which is the reading of the weights
 WARM_UP_SECONDS = 300.0  # that they may take
-
-
-class RankMissing(UserError):
-    """This rank waits for another one in vain: it cannot go on, and nothing is known to be wrong with what it runs."""
 
 
 class Graph(Protocol):

@@ -13,9 +13,15 @@ from torch import distributed
 from eagle_plugin.common.errors import UserError
 from eagle_plugin.core.verify import Accepted
 
+_OURS = "eagle-plugin"  # beside what our gathers send
+
 
 class OtherRankFailed(UserError):
     """Another rank has raised, and says why; nothing is known to be wrong with this one."""
+
+
+class RankMissing(UserError):
+    """This rank waits for another one in vain: it cannot go on, and nothing is known to be wrong with what it runs."""
 
 
 @contextmanager
@@ -43,11 +49,16 @@ def raised_in_all_ranks(in_any_rank: Callable[[bool], bool]) -> Iterator[None]:
 def ended_in_all_ranks(context: AbstractContextManager[Any], in_any_rank: Callable[[bool], bool]) -> Iterator[None]:
     """In this context, whose end can raise in one rank alone (`raised_in_all_ranks`).
 
-    What is raised before its end is to be raised in all ranks.
+    What is raised before its end is to be raised in all ranks; but not `RankMissing`, after which the context is not
+    ended: its end would wait for the same rank.
     """
     with ExitStack() as entered:
         entered.enter_context(context)
-        yield
+        try:
+            yield
+        except RankMissing:
+            entered.pop_all()
+            raise
         with raised_in_all_ranks(in_any_rank):
             entered.pop_all().close()
 
@@ -103,12 +114,19 @@ class HostRanks:
         self._group = group
 
     def gather(self, value: Any) -> list[Any]:
-        """This host value of every rank, by rank; to be called by all of them. It waits: for start-up only."""
+        """This host value of every rank, by rank; to be called by all of them. It waits: for start-up only.
+
+        A rank that has failed may come here while the others are still in a gather of the engine's, in the same group
+        (the addresses of captured buffers). What it gets then is theirs: it gathers again, until all values are ours.
+        """
         group = self._group()
-        values: list[Any] = [value] * group.world_size
-        if group.world_size > 1:
-            distributed.all_gather_object(values, value, group=group.cpu_group)
-        return values
+        if group.world_size == 1:
+            return [value]
+        while True:
+            values: list[Any] = [None] * group.world_size
+            distributed.all_gather_object(values, (_OURS, value), group=group.cpu_group)
+            if all(isinstance(one, tuple) and one[:1] == (_OURS,) for one in values):
+                return [one for _, one in values]
 
     def any(self, flag: bool) -> bool:
         """Whether a flag of the host is set in any rank; as `gather`."""

@@ -10,18 +10,24 @@ from eagle_plugin.kernels.float8 import FLOAT8
 NAMES = {"fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}
 
 
-def unsupported_cache(runner: Any) -> list[str]:
-    """Why our worker does not read the KV cache that this loaded SGLang ``ModelRunner`` will make; empty when it does.
-
-    Asked before the cache is made. The flags about the cache are in `flag_support.unsupported_flags`.
-    """
+def unsupported_cache_variables(device: str) -> list[str]:
+    """Why our worker reads no KV cache that is made with these environment variables of the engine; empty else."""
     from sglang.srt.environ import envs
 
     reasons = []
     if envs.SGLANG_USE_HND_KVCACHE.get():
         reasons.append("SGLANG_USE_HND_KVCACHE: only KV caches in token-major layout are served")
-    if envs.SGLANG_ENABLE_POST_CAPTURE_KV_SIZING.get() and runner.device == "cuda":
+    if envs.SGLANG_ENABLE_POST_CAPTURE_KV_SIZING.get() and device == "cuda":
         reasons.append("SGLANG_ENABLE_POST_CAPTURE_KV_SIZING: a KV cache that gets its memory after the captures")
+    return reasons
+
+
+def unsupported_cache(runner: Any) -> list[str]:
+    """Why our worker does not read the KV cache that this loaded SGLang ``ModelRunner`` will make; empty when it does.
+
+    Asked before the cache is made. The flags about the cache are in `flag_support.unsupported_flags`.
+    """
+    reasons = unsupported_cache_variables(runner.device)
     found, own = (str(dtype).removeprefix("torch.") for dtype in (runner.kv_cache_dtype, runner.dtype))
     if found != own and runner.kv_cache_dtype not in FLOAT8:
         reasons.append(

@@ -68,6 +68,11 @@ FLAGS: tuple[tuple[str, tuple[Any, ...], str], ...] = (
         (False, None),
         "its kernels take the place of the target's forward, and do not know the plugin's trees",
     ),
+    (
+        "kt_weight_path",
+        (None,),
+        "KTransformers keeps the memory of experts on a CPU for the batch sizes of the engine's own graphs alone",
+    ),
     ("expert_distribution_recorder_mode", (None,), "it is part of the engine's own forward"),
     ("enable_forward_pass_metrics", (False, None), "they are taken in the engine's own forward of a decode round"),
     ("enable_symm_mem", (False, None), "the graphs of the plugin's rounds are not in the memory that it registers"),

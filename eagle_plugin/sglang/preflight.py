@@ -22,8 +22,10 @@ from eagle_plugin.runtime.gpu import may_serve_here
 from eagle_plugin.runtime.head_mailbox import check_folder
 from eagle_plugin.runtime.preflight import can_check, head_architecture, head_warnings
 from eagle_plugin.runtime.startup import LEFT
+from eagle_plugin.sglang.adapters import CAPTURED
 from eagle_plugin.sglang.block_flags import resolve_on_cpu
 from eagle_plugin.sglang.block_support import GPUS_ONLY, unsupported_block_flags
+from eagle_plugin.sglang.caches import NAMES, unsupported_cache_variables
 from eagle_plugin.sglang.draft_classes import HEAD_ARCHITECTURES, has_own_draft_class
 from eagle_plugin.sglang.flag_support import unsupported_flags
 from eagle_plugin.sglang.support import unsupported_config
@@ -167,12 +169,17 @@ def _can_have_trees(server_args: Any, arguments: Any) -> bool:
     from sglang.srt.arg_groups.model_override_base import attention_backends_of, model_config_of
     from sglang.srt.configs.hybrid_arch import mambaish_config
 
-    if arguments.enable_multi_layer_eagle or not may_serve_here() or not _is_head(arguments):
+    if arguments.enable_multi_layer_eagle or unsupported_cache_variables("cuda") or not _is_head(arguments):
+        return False
+    if (arguments.enable_lora or arguments.lora_paths) and arguments.lora_backend != CAPTURED:
         return False
     backends = (*attention_backends_of(arguments), arguments.speculative_draft_attention_backend)
     if arguments.page_size not in (1, None) or any(name not in _TREE_BACKENDS for name in backends):
         return False
     config = model_config_of(server_args)
+    caches = (arguments.kv_cache_dtype, arguments.speculative_draft_kv_cache_dtype)
+    if not may_serve_here([config.head_dim], [NAMES[name] for name in caches if name in NAMES]):
+        return False
     return not unsupported_config(config) and mambaish_config(config) is None
 
 

@@ -34,6 +34,14 @@ def unsupported_on_gpu(vllm_config: Any) -> list[str]:
             "of CUDA graphs",
         ),
         (envs.VLLM_USE_BREAKABLE_CUDAGRAPH, "VLLM_USE_BREAKABLE_CUDAGRAPH: it is not served yet"),
+        (
+            envs.VLLM_USE_NCCL_SYMM_MEM and vllm_config.parallel_config.tensor_parallel_size > 1,
+            "VLLM_USE_NCCL_SYMM_MEM: the plugin's graphs are not in the memory that it registers",
+        ),
+        (
+            envs.VLLM_LOG_BATCHSIZE_INTERVAL >= 0,
+            "VLLM_LOG_BATCHSIZE_INTERVAL: it waits for the GPU inside of the forwards that the plugin captures",
+        ),
         (envs.VLLM_BATCH_INVARIANT, "VLLM_BATCH_INVARIANT: batch-invariant attention is not served yet"),
         (vllm_config.parallel_config.use_ubatching, "--enable-dbo: dual batch overlap is not served yet"),
         (

@@ -238,6 +238,9 @@ def test_what_a_step_of_the_engine_needs_stays_free(
             return memory
 
     monkeypatch.setattr(graph_memory, "free_bytes", free)
+    if per_graph == 1:  # static memory can be dropped, whatever a communicator keeps
+        assert Measured(needed=4250, may_repeat=False).sizes() == sizes
+        caplog.clear()
     found = Measured(needed=4250)
     assert found.sizes() == sizes and {key[1] for key in found.functions._captured} == set(sizes)
     assert free("cpu") >= 4250
@@ -263,7 +266,7 @@ def test_no_batch_is_padded_far() -> None:
 
 
 def test_captures_that_have_to_stay_are_not_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A communicator may keep what was captured; sizes that were not captured yet are left out all the same."""
+    """A communicator may keep what was captured; there are no further ones where a step would have too little."""
     taken: list[int] = []
     monkeypatch.setattr(graph_memory, "free_bytes", lambda kind: 100 - 30 * len(taken))
 
@@ -272,7 +275,9 @@ def test_captures_that_have_to_stay_are_not_made_anew(monkeypatch: pytest.Monkey
             super()._capture_size(padded_b)
             taken.append(padded_b)
 
-    assert Counted(needed=75, may_repeat=False).sizes() == [8, 2, 1] and taken == [8, 2, 1]
+    assert Counted(needed=75, may_repeat=False).sizes() == [8] and taken == [8]
+    taken.clear()
+    assert Counted(needed=30, may_repeat=False).sizes() == [8, 2, 1] and taken == [8, 2, 1]  # more than half is taken
     taken.clear()
     assert Counted(needed=75).sizes() == [] and taken == [8]  # the control: here nothing gives memory back
 

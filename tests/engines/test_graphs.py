@@ -13,7 +13,8 @@ import torch
 from eagle_plugin.runtime import graphs
 from eagle_plugin.runtime.graph_emulator import EmulatedCapturer
 from eagle_plugin.runtime.graph_memory import GraphMemory
-from eagle_plugin.runtime.graphs import Buckets, CapturedFunctions, CudaCapturer, RankMissing, StaticMemory
+from eagle_plugin.runtime.graphs import Buckets, CapturedFunctions, CudaCapturer, StaticMemory
+from eagle_plugin.runtime.ranks import RankMissing
 
 
 def test_views_of_any_size_begin_at_one_address() -> None:

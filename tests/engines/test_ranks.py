@@ -7,8 +7,12 @@ import logging
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier, local
 from types import SimpleNamespace
+from typing import Any
 
 import agreeing_ranks
 import pytest
@@ -74,11 +78,57 @@ def test_one_host_asks_nobody_and_only_the_first_one_speaks() -> None:
     assert other.disabled and not logger.disabled
 
 
-def test_hosts_hear_of_each_other_over_their_own_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    def gather(values: list[bool], mine: bool, group: str) -> None:
-        assert group == "hosts"
-        values[:] = [mine, True]
+class Gathers:
+    """torch's gather between two threads."""
 
-    monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
-    hosts = HostRanks(lambda: SimpleNamespace(world_size=2, cpu_group="hosts"))
-    assert hosts.gather(False) == [False, True] and hosts.any(False)
+    def __init__(self) -> None:
+        self._sent: list[Any] = [None, None]
+        self._barrier = Barrier(2, timeout=30)
+        self.own = local()
+
+    def __call__(self, values: list[Any], mine: Any, group: str) -> None:
+        assert group == "hosts"
+        self._sent[self.own.rank] = mine
+        self._barrier.wait()
+        values[:] = self._sent
+        self._barrier.wait()
+
+    def run(self, each: Callable[[int], Any]) -> list[Any]:
+        def started(rank: int) -> Any:
+            self.own.rank = rank
+            return each(rank)
+
+        with ThreadPoolExecutor(2) as pool:
+            return list(pool.map(started, range(2)))
+
+
+@pytest.fixture
+def gathers(monkeypatch: pytest.MonkeyPatch) -> Gathers:
+    gathers = Gathers()
+    monkeypatch.setattr(torch.distributed, "all_gather_object", gathers)
+    return gathers
+
+
+HOSTS = HostRanks(lambda: SimpleNamespace(world_size=2, cpu_group="hosts"))
+
+
+def test_hosts_hear_of_each_other_over_their_own_group(gathers: Gathers) -> None:
+    assert gathers.run(lambda rank: HOSTS.gather(rank == 1)) == [[False, True]] * 2
+    assert gathers.run(lambda rank: HOSTS.any(rank == 1)) == [True, True]
+
+
+@pytest.mark.parametrize("notices", [True, False])
+def test_a_rank_that_failed_before_a_gather_of_the_engine_meets_the_others_again(
+    gathers: Gathers, notices: bool
+) -> None:
+    """The engine gathers the addresses of captured buffers in the same group, and one rank did not come so far."""
+
+    def each(rank: int) -> tuple[list[bool], list[str]]:
+        if rank == 0:
+            handles: list[Any] = [None, None]
+            torch.distributed.all_gather_object(handles, ("address", 7), group="hosts")
+            assert handles[1] == ("eagle-plugin", True)
+        failed = rank == 1 or notices  # the engine may stumble over what it got
+        return HOSTS.gather(failed), HOSTS.gather(f"rank {rank}")
+
+    assert gathers.run(each) == [([notices, True], ["rank 0", "rank 1"])] * 2

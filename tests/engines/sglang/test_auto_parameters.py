@@ -41,12 +41,14 @@ def chosen(monkeypatch: pytest.MonkeyPatch, head: Path) -> Chooser:
         nvcc: str | None = "nvcc",
         attention: str = "MHA",
         has_states: bool = False,
+        head_dim: int = 128,
         **flags: object,
     ) -> tuple[int, int, int]:
         config = SimpleNamespace(
             hf_config=SimpleNamespace(architectures=["Qwen3MoeForCausalLM"]),
             attention_arch=AttentionArch[attention],
             is_encoder_decoder=False,
+            head_dim=head_dim,
         )
         monkeypatch.setattr(model_override_base, "resolved_view", lambda arguments: arguments)
         monkeypatch.setattr(model_override_base, "model_config_of", lambda _: config)
@@ -60,7 +62,7 @@ def chosen(monkeypatch: pytest.MonkeyPatch, head: Path) -> Chooser:
             "speculative_draft_attention_backend",
         )
         given = {"model_path": "target", "speculative_draft_model_path": str(head), "page_size": 1}
-        given |= {"enable_multi_layer_eagle": False}
+        given |= {"enable_multi_layer_eagle": False, "lora_backend": "csgmv"}
         return auto_parameters(SimpleNamespace(**SERVED | dict.fromkeys((*sizes, *backends)) | given | flags), engines)
 
     return choose
@@ -75,6 +77,7 @@ def test_on_a_gpu_the_chain_of_the_engine_becomes_a_tree(chosen: Chooser) -> Non
     assert shape_for(7, on_gpu=True) == GPU_SHAPE == (7, 2, 8)
     assert chosen(CHAIN, device="cuda") == GPU_SHAPE
     assert chosen(CHAIN, device="cuda", attention_backend="fa3", page_size=None) == GPU_SHAPE
+    assert chosen(CHAIN, device="cuda", kv_cache_dtype="fp8_e4m3", enable_lora=True) == GPU_SHAPE
     assert chosen(device="cuda") == (5, 4, 8)  # its trees stay
 
 
@@ -97,12 +100,26 @@ def test_on_a_gpu_the_chain_of_the_engine_becomes_a_tree(chosen: Chooser) -> Non
         {"speculative_use_rejection_sampling": True},
         {"enable_unified_memory": True},
         {"enable_mixed_chunk": True},
+        {"kt_weight_path": "experts"},
+        {"head_dim": 512},
+        {"gpu": (8, 6), "kv_cache_dtype": "fp8_e4m3"},
+        {"gpu": (8, 6), "speculative_draft_kv_cache_dtype": "fp8_e4m3"},
+        {"lora_paths": ["adapter"], "lora_backend": "triton"},
+        {"enable_lora": True, "lora_backend": "triton"},
     ],
     ids=lambda flags: " ".join(flags),
 )
 def test_it_stays_where_the_engines_own_worker_will_serve(chosen: Chooser, otherwise: dict[str, object]) -> None:
     """Some of these flags end the engine's start with a tree."""
     assert chosen(CHAIN, device="cuda", **otherwise) == CHAIN
+
+
+@pytest.mark.parametrize("name", ["SGLANG_USE_HND_KVCACHE", "SGLANG_ENABLE_POST_CAPTURE_KV_SIZING"])
+def test_it_stays_with_caches_that_our_worker_does_not_read(
+    chosen: Chooser, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv(name, "1")
+    assert chosen(CHAIN, device="cuda") == CHAIN
 
 
 @pytest.mark.parametrize(

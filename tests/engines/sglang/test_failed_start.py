@@ -9,7 +9,7 @@ import skewed_mask
 from serving import answers_of_own_worker
 
 from eagle_plugin.common.errors import UserError
-from eagle_plugin.runtime.graphs import RankMissing
+from eagle_plugin.runtime.ranks import RankMissing
 
 pytest.importorskip("sglang")
 

@@ -17,7 +17,7 @@ from eagle_plugin.core.shape import PLAIN
 from eagle_plugin.runtime.captured_rounds import CapturedRounds
 from eagle_plugin.runtime.graph_memory import GraphMemory
 from eagle_plugin.runtime.graphs import Buckets
-from eagle_plugin.runtime.ranks import OtherRankFailed, ended_in_all_ranks, raised_in_all_ranks
+from eagle_plugin.runtime.ranks import OtherRankFailed, RankMissing, ended_in_all_ranks, raised_in_all_ranks
 
 
 @pytest.mark.parametrize("flags, dropped", [([False, False], []), ([False, True], [2]), ([True, True], [2])])
@@ -139,3 +139,18 @@ def test_what_raises_at_the_end_of_a_context_is_raised_in_all_ranks(inside: bool
 
     assert ranks.run(each) == ([KeyError] * 2 if inside else [OtherRankFailed, IndexError])
     assert sorted(ended) == [0, 1]
+
+
+def test_nobody_waits_at_the_end_of_a_context_for_a_rank_that_is_missing() -> None:
+    ended = []
+
+    @contextmanager
+    def context() -> Iterator[None]:
+        yield
+        ended.append("would gather")
+
+    with pytest.raises(RankMissing), ended_in_all_ranks(context(), lambda flag: True):
+        raise RankMissing("another rank")
+    with pytest.raises(OtherRankFailed), ended_in_all_ranks(context(), lambda flag: True):
+        pass
+    assert ended == ["would gather"]

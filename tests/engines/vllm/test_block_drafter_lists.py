@@ -92,33 +92,6 @@ def test_lists_are_those_of_the_reference(longest: int, pair: Pair, tiny: LLM, m
         assert len(found) > LENGTH // 2 and not any(found)
 
 
-@MATRIX  # what differs is the target
-@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe", "gpt_oss", "gemma4_text", "llama4_text"])
-def test_lists_with_other_targets(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And greedy text of several requests is that of plain decoding."""
-    target = family_target(tmp_path / "target", family)
-    head = tiny_dflash(tmp_path / "head", target, block=BLOCK)
-    made, prompts = Pair(target, head, DFlashReference(target, head)), [[3 + 7 * i % 400 for i in range(50)], [9, 4]]
-    with engine(target) as llm:
-        expected = generate(llm, prompts)
-    windows: dict[str, Any] = {"disable_hybrid_kv_cache_manager": True} if family not in ("qwen3", "qwen3_moe") else {}
-    with engine(target, head, depth=SHAPE.steps, topk=SHAPE.topk, nodes=SHAPE.width, **windows) as llm:
-        assert generate(llm, prompts) == expected
-        found = differing(made, llm, prompts[0], monkeypatch)
-        assert len(found) > LENGTH // 2 and not any(found)
-
-
-@MATRIX
-def test_lists_of_a_causal_drafter(pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    head = tiny_dflash(tmp_path / "head", pair.target, block=BLOCK, is_causal=True)
-    made, prompt = Pair(pair.target, head, DFlashReference(pair.target, head)), [3 + 7 * i % 400 for i in range(50)]
-    with engine(pair.target, head, depth=SHAPE.steps, topk=SHAPE.topk, nodes=SHAPE.width) as llm:
-        found = differing(made, llm, prompt, monkeypatch)
-        assert len(found) > LENGTH // 2 and not any(found)
-        monkeypatch.setattr(runner(llm).drafter, "_is_causal", False)  # the control
-        assert all(differing(made, llm, prompt, monkeypatch))
-
-
 class Turns(ShapeChooser):
     """Two plain rounds of four, which the drafter reads later."""
 
@@ -155,3 +128,30 @@ def test_faults_are_noticed(
     assert len(found) > 3 and all(found)
     monkeypatch.undo()
     assert tiny.reset_prefix_cache()
+
+
+@MATRIX  # what differs is the target
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe", "gpt_oss", "gemma4_text", "llama4_text"])
+def test_lists_with_other_targets(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And greedy text of several requests is that of plain decoding."""
+    target = family_target(tmp_path / "target", family)
+    head = tiny_dflash(tmp_path / "head", target, block=BLOCK)
+    made, prompts = Pair(target, head, DFlashReference(target, head)), [[3 + 7 * i % 400 for i in range(50)], [9, 4]]
+    with engine(target) as llm:
+        expected = generate(llm, prompts)
+    windows: dict[str, Any] = {"disable_hybrid_kv_cache_manager": True} if family not in ("qwen3", "qwen3_moe") else {}
+    with engine(target, head, depth=SHAPE.steps, topk=SHAPE.topk, nodes=SHAPE.width, **windows) as llm:
+        assert generate(llm, prompts) == expected
+        found = differing(made, llm, prompts[0], monkeypatch)
+        assert len(found) > LENGTH // 2 and not any(found)
+
+
+@MATRIX
+def test_lists_of_a_causal_drafter(pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    head = tiny_dflash(tmp_path / "head", pair.target, block=BLOCK, is_causal=True)
+    made, prompt = Pair(pair.target, head, DFlashReference(pair.target, head)), [3 + 7 * i % 400 for i in range(50)]
+    with engine(pair.target, head, depth=SHAPE.steps, topk=SHAPE.topk, nodes=SHAPE.width) as llm:
+        found = differing(made, llm, prompt, monkeypatch)
+        assert len(found) > LENGTH // 2 and not any(found)
+        monkeypatch.setattr(runner(llm).drafter, "_is_causal", False)  # the control
+        assert all(differing(made, llm, prompt, monkeypatch))

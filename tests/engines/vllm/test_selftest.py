@@ -21,7 +21,7 @@ from eagle_plugin.common.errors import UserError
 from eagle_plugin.kernels import loader
 from eagle_plugin.runtime.accept import KVCaches
 from eagle_plugin.runtime.graph_emulator import recording_launches
-from eagle_plugin.runtime.graphs import RankMissing
+from eagle_plugin.runtime.ranks import RankMissing
 from eagle_plugin.selftest import record
 from eagle_plugin.selftest.failure import LeftOut
 from eagle_plugin.selftest.shapes import ModelShape, as_text

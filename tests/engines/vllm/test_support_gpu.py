@@ -111,6 +111,17 @@ def test_what_a_gpu_does_not_serve(change: Any, named: str, gpu_config: Any) -> 
     assert reason.startswith(named)
 
 
+@pytest.mark.parametrize(("name", "value"), [("VLLM_USE_NCCL_SYMM_MEM", "1"), ("VLLM_LOG_BATCHSIZE_INTERVAL", "60")])
+def test_variables_that_captures_do_not_bear(
+    name: str, value: str, gpu_config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = gpu_config(tensor_parallel_size=4)
+    assert unsupported.unsupported_reasons(config) == []
+    monkeypatch.setenv(name, value)
+    (reason,) = unsupported.unsupported_reasons(config)
+    assert reason.startswith(f"{name}: ")
+
+
 @pytest.mark.parametrize("mode", list(CUDAGraphMode))
 @pytest.mark.parametrize("inductor", [False, True])
 @pytest.mark.parametrize("splitting", [None, []])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from vllm_engines import latent_kernels
 from vllm_models import Served, make_config
 from wild_heads import ACCEPTED, write
 from wild_layouts import LAYOUTS
@@ -31,7 +32,8 @@ def test_what_vllm_loads(name: str, tiny_target: Path, tmp_path: Path) -> None:
         spec = None
     method, parallel = (spec.method, spec.levels.depth_is_free) if spec else ("eagle3", False)
     try:
-        served = Served(make_config(tiny_target, folder, method, parallel=parallel))
+        with latent_kernels(folder):  # those by AMX take no layers as small as these
+            served = Served(make_config(tiny_target, folder, method, parallel=parallel))
     except Exception as error:
         assert name not in LOADED and LAYOUTS[name].vllm != ACCEPTED, error
         return
