@@ -35,7 +35,7 @@ ENGINES = {
     "greedy": ("greedy",),
     "P-EAGLE": ("parallel_drafts", "parallel_heads"),
     "block drafters": ("block_drafters", "block_drafter_lists", "markov_drafters", "trained_blocks"),
-    "families": ("families", "quantised"),
+    "families": ("families", "quantised", "amx"),
     "multimodal": ("mla", "multimodal"),
     "linear layers": ("data_parallel", "linear_attention"),
     "scheduling": ("greedy_scheduling", "head_exchange", "prefix_drafts", "windows", "lora"),
