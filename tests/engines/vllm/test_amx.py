@@ -2,7 +2,7 @@
 
 The kernels take bfloat16 alone, and some of them round the inputs of a layer to eight bits. Another order of a sum then
 parts texts where two tokens are nearly as likely, so that greedy tokens are compared with the best one of plain
-decoding, as in test_quantised.py.
+decoding, and sampled text with its distribution, as in test_quantised.py.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from family_models import family_head, family_target
+from family_models import family_head, family_target, sampling_settings
 from quantised_models import quantise
 from vllm import LLM
+from vllm_bigram import draw
 from vllm_configs import configure
 from vllm_engines import engine, generate, rounds
-from vllm_requests import losses, make_prompts
+from vllm_requests import check_distribution, losses, make_prompts
 
 from eagle_plugin.vllm import unsupported
 
@@ -84,6 +85,18 @@ def test_greedy_text(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with engine(target, dtype="bfloat16") as llm:
         check_tokens(llm, found)
         assert case.operator in operators(llm)
+
+
+@MATRIX
+def test_sampled_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of GPT-OSS in MXFP4: one distribution with and without trees, and a verifier with a fault is found out."""
+    plain = family_target(tmp_path / "plain", "gpt_oss", **ALL_EXPERTS)
+    target, head = quantise(tmp_path / "target", plain, "mxfp4"), family_head(tmp_path / "head", plain)
+    settings, options = sampling_settings("gpt_oss"), {"dtype": "bfloat16", "max_num_seqs": 64}
+    with engine(target, **options) as llm:
+        sampled = draw(llm, settings, 500)
+    with engine(target, head, **TREES, **options) as llm:
+        check_distribution(llm, settings, sampled, monkeypatch)
 
 
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=MATRIX)])
