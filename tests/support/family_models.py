@@ -88,14 +88,15 @@ def sampling_settings(family: str) -> list[dict[str, Any]]:
 
 
 @torch.no_grad()
-def family_target(folder: Path, family: str, seed: int = 0, says: int = SPOKEN) -> Path:
-    """Write a target of a family that says so many tokens, with a tokenizer, in float32."""
+def family_target(folder: Path, family: str, seed: int = 0, says: int = SPOKEN, **changes: Any) -> Path:
+    """Write a target of a family that says so many tokens, with a tokenizer, in float32; `changes` of its config."""
     printable = write_tokenizer(folder, VOCAB)
     sizes = {"vocab_size": VOCAB, "head_dim": 32, "max_position_embeddings": 1024}
-    model = tiny_target(family, seed=seed, **sizes | CHANGES[family])
+    model = tiny_target(family, seed=seed, **sizes | CHANGES[family] | changes)
     let_speak(model, family, spoken(printable, says))
     model.save_pretrained(folder)
-    write_config(folder, **CHANGES[family] | read_config(folder))  # transformers drops what it has other words for
+    # transformers drops what it has other words for
+    write_config(folder, **CHANGES[family] | changes | read_config(folder))
     return folder
 
 

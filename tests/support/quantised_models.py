@@ -18,7 +18,8 @@ from tiny_checkpoints import read_config, write_config
 from torch import Tensor
 
 GROUP = 32  # inputs that share a scale
-BLOCK = (32, 32)  # outputs and inputs that share a scale in FP8; 128 x 128 in real checkpoints
+BLOCK = (32, 32)  # outputs and inputs that share a scale in FP8
+REAL_BLOCK = (128, 128)  # of published checkpoints, and the only one of vLLM's kernel for CPUs
 FP8 = torch.float8_e4m3fn
 FP8_MAX = 448.0
 NIBBLES = torch.arange(8, dtype=torch.int32) * 4
@@ -29,20 +30,25 @@ E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 Tensors = dict[str, Tensor]
 
 
-def _fp8_block(weight: Tensor, name: str) -> Tensors:
+def _fp8_block(weight: Tensor, name: str, block: tuple[int, int] = BLOCK) -> Tensors:
     """DeepSeek's and Qwen's FP8: one scale for each block, by which a code is multiplied."""
     rows, columns = weight.shape
-    blocks = weight.reshape(rows // BLOCK[0], BLOCK[0], columns // BLOCK[1], BLOCK[1])
+    blocks = weight.reshape(rows // block[0], block[0], columns // block[1], block[1])
     scale = blocks.abs().amax((1, 3)) / FP8_MAX
     codes = (blocks / scale[:, None, :, None]).to(FP8).reshape(rows, columns)
     return {f"{name}.weight": codes, f"{name}.weight_scale_inv": scale}
 
 
-def _fp8_tensor(weight: Tensor, name: str) -> Tensors:
+def _fp8_tensor(weight: Tensor, name: str, scale: Tensor | None = None) -> Tensors:
     """One scale for the weight, one for its input."""
-    scale = weight.abs().amax() / FP8_MAX
+    scale = weight.abs().amax() / FP8_MAX if scale is None else scale
     given = torch.tensor(16 / FP8_MAX)  # of inputs up to 16
     return {f"{name}.weight": (weight / scale).to(FP8), f"{name}.weight_scale": scale, f"{name}.input_scale": given}
+
+
+def _fp8_shared(weight: Tensor, name: str) -> Tensors:
+    """Model-Optimizer's: projections that engines join, here all of them, have one scale; of weights up to 4."""
+    return _fp8_tensor(weight, name, torch.tensor(4 / FP8_MAX))
 
 
 def _fp8_channel(weight: Tensor, name: str) -> Tensors:
@@ -110,6 +116,14 @@ def _mxfp4(weight: Tensor, name: str) -> Tensors:
     return {f"{name}_blocks": blocks, f"{name}_scales": (exponent + 127).to(torch.uint8)}
 
 
+def _fp8_real_block(weight: Tensor, name: str) -> Tensors:
+    return _fp8_block(weight, name, REAL_BLOCK)
+
+
+def _fp8_config(block: tuple[int, int]) -> dict[str, Any]:
+    return {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": list(block)}
+
+
 def _compressed(format: str, weights: dict[str, Any], inputs: dict[str, Any] | None) -> dict[str, Any]:
     """The configuration that llm-compressor writes."""
     group = {"targets": ["Linear"], "weights": weights, "input_activations": inputs, "output_activations": None}
@@ -144,14 +158,12 @@ class Format(NamedTuple):
 
 
 FORMATS: dict[str, Format] = {
-    "fp8-block": Format(
-        {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": list(BLOCK)},
-        _fp8_block,
-    ),
+    "fp8-block": Format(_fp8_config(BLOCK), _fp8_block),
+    "fp8-block-128": Format(_fp8_config(REAL_BLOCK), _fp8_real_block),
     "fp8-tensor": Format({"quant_method": "fp8", "activation_scheme": "static"}, _fp8_tensor),
     "modelopt-fp8": Format(
         {"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_quant_algo": None, "ignore": ["lm_head"]},
-        _fp8_tensor,
+        _fp8_shared,
     ),
     "w8a8-fp8": Format(
         _compressed(

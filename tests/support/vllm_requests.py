@@ -14,11 +14,14 @@ from numpy.typing import NDArray
 from vllm import LLM, SamplingParams
 from vllm.inputs import TokensPrompt
 from vllm_bigram import draw
-from vllm_engines import free_blocks, settle
+from vllm_engines import free_blocks, run, settle
 
 from eagle_plugin.runtime import accept
 
 LEAST_P = 1e-7
+# Of the logarithms of probabilities: a greedy token of a target whose inputs are rounded to eight bits may be this much
+# less likely than the best one, after a sum of floats in another order.
+ROUNDING = 0.25
 
 
 def make_prompts(count: int) -> list[list[int]]:
@@ -58,3 +61,13 @@ def check_distribution(
     monkeypatch.setattr(accept, "verify_tree", broken_verifier.FAULTS["temperature one"])
     control = p_values(draw(llm, settings[1:], 300)[0], expected[1])
     assert min(control.values()) < LEAST_P**2, control
+
+
+def losses(llm: LLM, prompts: list[list[int]], answers: list[list[int]]) -> list[float]:
+    """By how much each token of the answers is less likely to the target than its best one, in logarithms."""
+    found = []
+    whole = [prompt + answer for prompt, answer in zip(prompts, answers, strict=True)]
+    for prompt, text, output in zip(prompts, whole, run(llm, whole, max_tokens=1, prompt_logprobs=1), strict=True):
+        for token, likely in list(zip(text, output.prompt_logprobs, strict=True))[len(prompt) :]:
+            found.append(max(one.logprob for one in likely.values()) - likely[token].logprob)
+    return found
