@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from training_runs import write_rows
 
 from eagle_plugin.common import atomic_io
 from eagle_plugin.learning.data import extract
+from eagle_plugin.learning.data.rows import DataError
 from eagle_plugin.learning.data.store.feature_store import FeatureStore
 from eagle_plugin.learning.data.store.features import Taps
 
@@ -100,6 +102,26 @@ def test_stop_inside_a_write(
     assert ("shard-000-000002.safetensors" in files(tmp_path / "stopped")) != before
     run(tmp_path / "stopped")
     assert files(tmp_path / "stopped") == whole
+
+
+def test_a_full_disk_ends_the_command_and_keeps_what_was_finished(
+    run: Run, whole: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name_file = atomic_io._name_new_file
+    left = [final for final in sorted(whole) if final.startswith("shard")][:2]
+
+    def fill(temporary: Path, final: Path) -> None:
+        if final.name.startswith("shard") and final.name not in left:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        name_file(temporary, final)
+
+    monkeypatch.setattr(atomic_io, "_name_new_file", fill)
+    with pytest.raises(DataError, match=r"the disk of .* is full: shard-000-000002.safetensors needs .* is kept"):
+        run(tmp_path / "full")
+    assert [name for name in sorted(files(tmp_path / "full")) if name.startswith("shard")] == left
+    monkeypatch.setattr(atomic_io, "_name_new_file", name_file)
+    run(tmp_path / "full")
+    assert files(tmp_path / "full") == whole
 
 
 def test_a_lost_and_a_damaged_shard_are_extracted_again(

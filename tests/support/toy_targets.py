@@ -27,6 +27,7 @@ class ToyDocument:
     mask: Tensor
     aux: Tensor | None
     last: Tensor
+    scales: Tensor | None = None
 
 
 def head_config(**values: Any) -> LlamaConfig:

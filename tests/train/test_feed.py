@@ -6,21 +6,25 @@ import contextlib
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from training_runs import recipe
+from torch._subclasses.fake_tensor import FakeTensorMode
+from training_runs import extract_features, recipe
 
 from eagle_plugin.learning.data.store.feature_store import Document
+from eagle_plugin.learning.data.store.states import expand
+from eagle_plugin.learning.train import batches as batches_module
 from eagle_plugin.learning.train import feed
-from eagle_plugin.learning.train.batches import Batch
+from eagle_plugin.learning.train.batches import Batch, pack
 from eagle_plugin.learning.train.distributed import Ranks
 from eagle_plugin.learning.train.document_order import Position
 from eagle_plugin.learning.train.feed import Feed
 from eagle_plugin.learning.train.recipe import DataSettings, parse_recipe
-from eagle_plugin.learning.train.sources import GPU_READERS, StoreSource, open_source
+from eagle_plugin.learning.train.sources import GPU_READERS, StoreSource, mask_out, open_source
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -96,8 +100,54 @@ class FakeStream:
         self.log.append(("wait", event))
 
 
+def open_for(features: Any, device: torch.device, *stores: Path) -> StoreSource:
+    data = DataSettings.model_validate({"store": [str(store) for store in stores]})
+    source = open_source(features.target, data, torch.float32, Ranks(0, 1, device))
+    assert isinstance(source, StoreSource)
+    return source
+
+
+@pytest.fixture(scope="module")
+def float8(features, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return extract_features(features.rows, features.target, tmp_path_factory.mktemp("float8"), states="float8")
+
+
+def test_states_in_float8_stay_so_until_they_are_on_the_gpu(features, float8: Path) -> None:
+    ours, theirs = open_for(features, GPU, float8), open_for(features, CPU, float8)
+    stored, read = ours.read([3])[0], theirs.read([3])[0]
+    assert stored.last.dtype == torch.float8_e4m3fn and stored.scales is not None and read.scales is None
+    assert stored.nbytes < 0.7 * read.nbytes
+    assert all(one.dtype == torch.bfloat16 for one in (read.aux, read.last) if one is not None)
+    found, expected = all_batches(features, ours), all_batches(features, theirs)
+    assert all(same(batch, other) for batch, other in zip(found, expected, strict=True))
+    assert not same(found[0], all_batches(features, open_for(features, CPU, features.store))[0])  # control: rounded
+    idle = pack([mask_out(stored), mask_out(ours.read([4])[0])]).expand()
+    assert same(idle, pack([mask_out(read), mask_out(theirs.read([4])[0])]))
+    with pytest.raises(ValueError, match="2 documents, 1 of them in float8"):
+        pack([stored, read])
+    # With stores of both forms all are read in bfloat16: documents of both may be in one batch.
+    mixed = open_for(features, GPU, float8, features.store)
+    assert mixed.read([3])[0].scales is None
+    for source in (ours, theirs, mixed):
+        source.close()
+
+
+def test_the_gpu_expands_states_without_a_wait(features) -> None:
+    with FakeTensorMode():
+        ids, starts, mask = (
+            torch.zeros(5, dtype=dtype, device=GPU) for dtype in (torch.int64, torch.int64, torch.bool)
+        )
+        last, aux = (torch.empty(5, width, device=GPU).to(torch.float8_e4m3fn) for width in (4, 12))
+        for states in (aux, None):
+            batch = Batch(ids, mask, starts, states, last, torch.empty(5, 4, device=GPU)).expand()
+            assert all(tensor.device.type == "cuda" for tensor in batch.tensors) and batch.scales is None
+            assert batch.last.dtype == torch.bfloat16 and batch.last.shape == (5, 4)
+            assert states is None or batch.aux is not None and batch.aux.shape == (5, 12)
+
+
+@pytest.mark.parametrize(("states", "copies"), [("bfloat16", 5), ("float8", 6)])
 def test_batches_reach_a_gpu_from_pinned_memory_on_a_stream_of_their_own(
-    features, monkeypatch: pytest.MonkeyPatch
+    features, float8: Path, monkeypatch: pytest.MonkeyPatch, states: str, copies: int
 ) -> None:
     log: list[Any] = []
     side, main = FakeStream(log), FakeStream(log)
@@ -124,17 +174,24 @@ def test_batches_reach_a_gpu_from_pinned_memory_on_a_stream_of_their_own(
             return tensor.clone()
         return to(tensor, *where, **how)
 
+    def note(*states: Any) -> Any:
+        if here:
+            log.append("expand")
+        return expand(*states)
+
+    monkeypatch.setattr(batches_module, "expand", note)
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: side)
     monkeypatch.setattr(torch.cuda, "stream", enter)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: main)
     monkeypatch.setattr(torch, "empty", make)
     monkeypatch.setattr(Tensor, "to", copy)
     monkeypatch.setattr(Tensor, "record_stream", lambda tensor, stream: log.append(("used by", stream)))
-    source = StoreSource(features.target, DataSettings.model_validate({"store": str(features.store)}))
+    source = open_for(features, GPU, float8 if states == "float8" else features.store)
     for device in (GPU, CPU):
         log.clear()
         found = list(open_feed(features, source, device).held_out())
-        sent = [*["copy"] * 5, "copied", ("wait", "arrival"), *[("used by", main)] * 5]
+        sent = [*["copy"] * copies, *["expand"] * (copies - 5), "copied", ("wait", "arrival")]
+        sent += [("used by", main)] * 5
         assert log == (sent * len(found) if device is GPU else [])
     with open_feed(features, source, GPU).open(Position()) as steps:
         _, batches = next(steps)

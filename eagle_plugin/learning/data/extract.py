@@ -9,6 +9,7 @@ import argparse
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -131,8 +132,8 @@ def _extract(arguments: argparse.Namespace) -> int:
             task = bar.add_task("features", total=tokens, rate="")
             stats = ExtractionStats()
             shards = _shards(arguments, manifest, run, writer.earlier, stats)
-            with naming_lack(device):
-                for _ in extract(taps, shards, writer, stats):
+            with naming_lack(device), closing(extract(taps, shards, writer, stats)) as batches:
+                for _ in batches:
                     done = stats.tokens + stats.skipped_tokens
                     bar.update(task, completed=done, rate=f"{stats.rate:,.0f} tokens/s")
                     report_progress(done, tokens, "tokens")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol
 
 import torch
 from torch import Tensor
+
+from eagle_plugin.learning.data.store.states import expand
 
 
 class PackedDocument(Protocol):
@@ -30,6 +32,10 @@ class PackedDocument(Protocol):
     def last(self) -> Tensor:
         """[n, H]: what the target's lm_head reads."""
 
+    @property
+    def scales(self) -> Tensor | None:
+        """[n, layers] of `aux` and `last` in float8; None where they are no float8."""
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -40,6 +46,7 @@ class Batch:
     starts: Tensor  # [D + 1] int64: the first row of every document, and N
     aux: Tensor | None  # [N, F], None for heads that read `last`
     last: Tensor  # [N, H]
+    scales: Tensor | None = None  # [N, layers] of states that are still in float8, until `expand`
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -62,7 +69,7 @@ class Batch:
     @property
     def tensors(self) -> list[Tensor]:
         """All that it holds."""
-        held = [self.ids, self.mask, self.starts, self.aux, self.last]
+        held = [self.ids, self.mask, self.starts, self.aux, self.last, self.scales]
         return [tensor for tensor in held if tensor is not None]
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
@@ -71,8 +78,15 @@ class Batch:
         def move(tensor: Tensor) -> Tensor:
             return tensor.to(device, non_blocking=non_blocking)
 
-        aux = None if self.aux is None else move(self.aux)
-        return Batch(move(self.ids), move(self.mask), move(self.starts), aux, move(self.last))
+        aux, scales = (None if part is None else move(part) for part in (self.aux, self.scales))
+        return Batch(move(self.ids), move(self.mask), move(self.starts), aux, move(self.last), scales)
+
+    def expand(self) -> Batch:
+        """The same batch with its states in bfloat16, computed on its device."""
+        if self.scales is None:
+            return self
+        aux, last = expand(self.aux, self.last, self.scales)
+        return replace(self, aux=aux, last=last, scales=None)
 
 
 def pack(documents: Sequence[PackedDocument], pinned: bool = False) -> Batch:
@@ -81,11 +95,14 @@ def pack(documents: Sequence[PackedDocument], pinned: bool = False) -> Batch:
     pinned: in memory that a GPU copies from by itself; the documents are on the CPU.
 
     Raises:
-        ValueError: there is no document, or some have `aux` and others do not.
+        ValueError: there is no document, or some have `aux` or `scales` and others do not.
     """
     aux = [document.aux for document in documents if document.aux is not None]
     if not documents or len(aux) not in (0, len(documents)):
         raise ValueError(f"{len(documents)} documents, {len(aux)} of them with aux hidden states; wanted all or none")
+    scales = [document.scales for document in documents if document.scales is not None]
+    if len(scales) not in (0, len(documents)):
+        raise ValueError(f"{len(documents)} documents, {len(scales)} of them in float8; wanted all or none")
     lengths = torch.tensor([0] + [len(document.ids) for document in documents])
     join = _join_pinned if pinned else torch.cat
     return Batch(
@@ -94,6 +111,7 @@ def pack(documents: Sequence[PackedDocument], pinned: bool = False) -> Batch:
         starts=join([lengths.cumsum(0)]),
         aux=join(aux) if aux else None,
         last=join([document.last for document in documents]),
+        scales=join(scales) if scales else None,
     )
 
 

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import json
 import shutil
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from safetensors import SafetensorError
@@ -84,6 +86,45 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
     for other in paths[: max(0, here + 1 - KEPT)] + paths[here + 1 :]:
         shutil.rmtree(other, ignore_errors=True)
     return path
+
+
+class CheckpointWriter:
+    """Writes the checkpoints below one folder, one at a time; as a context manager it waits for the last one.
+
+    background: in a thread. The tensors of a checkpoint must then be copies, which nobody changes.
+    """
+
+    def __init__(self, folder: Path, background: bool) -> None:
+        self._folder, self.background = folder, background
+        self._pool = ThreadPoolExecutor(1, "checkpoint-writer") if background else None
+        self._pending: Future[Path] | None = None
+
+    def save(self, checkpoint: Checkpoint) -> None:
+        """Write a checkpoint, as `save_checkpoint`; in the background it is on disk after `wait`."""
+        self.wait()
+        if self._pool is None:
+            save_checkpoint(self._folder, checkpoint)
+        else:
+            self._pending = self._pool.submit(save_checkpoint, self._folder, checkpoint)
+
+    def wait(self, only_if_done: bool = False) -> None:
+        """Wait until the last checkpoint is on disk; only_if_done: do not wait, but tell its error if there is one.
+
+        Raises:
+            TrainError: it cannot be written.
+        """
+        if self._pending is not None and (self._pending.done() or not only_if_done):
+            pending, self._pending = self._pending, None
+            pending.result()
+
+    def __enter__(self) -> CheckpointWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if kind is None:
+            self.wait()
+        elif self._pending is not None:  # also after Ctrl-C: the folder is this run's until nothing writes to it
+            wait([self._pending])  # its own error is not told: the other one came first
 
 
 def load_newest(folder: Path) -> Checkpoint | None:

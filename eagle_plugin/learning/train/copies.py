@@ -33,8 +33,8 @@ class GpuCopies:
         self._device, self._stream = device, torch.cuda.Stream(device)
 
     def send(self, documents: Sequence[PackedDocument]) -> SentBatch:
-        """Begin to copy documents from the CPU; returns before they are there."""
+        """Begin to copy documents from the CPU, and to expand states in float8; returns before they are there."""
         with torch.cuda.stream(self._stream):  # also makes this GPU the thread's own
             # torch keeps the pinned memory until the copy is done, and uses it for later batches.
-            batch = pack(documents, pinned=True).to(self._device, non_blocking=True)
+            batch = pack(documents, pinned=True).to(self._device, non_blocking=True).expand()
             return SentBatch(batch, self._stream.record_event())

@@ -138,7 +138,7 @@ class Feed:
             if self._copies is not None and documents[0].last.device.type == "cpu":
                 batches.append(self._copies.send(documents))
             else:
-                batches.append(SentBatch(pack(documents).to(self._ranks.device)))
+                batches.append(SentBatch(pack(documents).to(self._ranks.device).expand()))
         return batches
 
     def _check_mask_token(self, documents: Sequence[Document], token: int) -> None:

@@ -21,11 +21,11 @@ from eagle_plugin.learning.data.rows import DataError
 from eagle_plugin.learning.train.batches import Batch
 from eagle_plugin.learning.train.checkpoint import (
     Checkpoint,
+    CheckpointWriter,
     RunState,
     check_not_lost,
     check_same_run,
     load_newest,
-    save_checkpoint,
 )
 from eagle_plugin.learning.train.distributed import Ranks, hold_gradients
 from eagle_plugin.learning.train.document_order import Position
@@ -73,6 +73,8 @@ class Trainer:
         self.module: nn.Module = ranks.wrap(objective)
         in_buckets = isinstance(self.module, DistributedDataParallel)
         self.parameters = Parameters(objective, settings, in_buckets)
+        # A CPU computes meanwhile, and would need memory for the copy.
+        self.checkpoints = CheckpointWriter(out / "checkpoints", background=ranks.device.type != "cpu")
         self.position = Position()
         self._documents = digest_items(source.items)
         self._recipe = without_credentials_in(settings.model_dump(mode="json", by_alias=True))
@@ -121,7 +123,7 @@ class Trainer:
         try:
             if self.feed.evaluates and not first.update:
                 self._log_val(logs)
-            with self._signals(), self.feed.open(first) as steps:
+            with self._signals(), self.checkpoints, self.feed.open(first) as steps:
                 for step, batches in steps:
                     if step.phase != phase:
                         self._log_train(window, logs)
@@ -130,6 +132,7 @@ class Trainer:
                     if window is None:
                         window = LogWindow(settings.phases[phase].steps, step.before, self.ranks.device)
                     self._update(step, batches, window)
+                    self.checkpoints.wait(only_if_done=True)
                     self.position = step.after
                     self.bar.advance(self.feed.progress(self.position))
                     update = self.position.update
@@ -154,9 +157,12 @@ class Trainer:
                 # Also when a finished run is started again only to export its head.
                 if self.feed.evaluates and not self._stop and (evaluated != self.position.update or not self._held_out):
                     self._log_val(logs)
+                self.checkpoints.wait()
+                self.ranks.wait()
         except DataError:
             if self.ranks.world == 1 and self.position.update > max(saved, 0):  # what was learnt until then is kept
-                self._save()
+                with self.checkpoints:
+                    self._save()
             raise
         finally:
             if logs is not None:
@@ -253,10 +259,11 @@ class Trainer:
                 f"{wrong[0]} has values that are not finite at update {self.position.update}; "
                 "lower optimiser.lr or raise optimiser.warm_up, and train in another folder (--out)"
             )
-        parameters, optimiser = self.parameters.gather(self.ranks.writes)
+        self.checkpoints.wait()  # not two copies in memory
+        parameters, optimiser = self.parameters.gather(self.ranks.writes, self.checkpoints.background)
         if self.ranks.writes:
             state = RunState(self.position, self._seconds(), self._recipe, self._documents)
-            save_checkpoint(self.out / "checkpoints", Checkpoint(state, parameters, optimiser))
+            self.checkpoints.save(Checkpoint(state, parameters, optimiser))
         self.ranks.wait()
 
     def _seconds(self) -> float:

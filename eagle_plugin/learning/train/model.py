@@ -189,10 +189,11 @@ class Parameters:
         finite = [gather_whole(p.detach()).isfinite().all() for p in self.named.values()]
         return [name for name, fine in zip(self.named, torch.stack(finite).tolist(), strict=True) if not fine]
 
-    def gather(self, keep: bool) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    def gather(self, keep: bool, copy: bool = False) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Parameters and optimiser state, whole and on the CPU; every process must call it.
 
         keep: False in a process that does not use them, which gets nothing and copies nothing from its device.
+        copy: of what is on the CPU, too; without it the next update changes these tensors.
         """
         parameters: dict[str, Tensor] = {}
         state: dict[str, Tensor] = {}
@@ -203,7 +204,7 @@ class Parameters:
             ]:
                 whole = gather_whole(value)
                 if keep:
-                    kept[key] = whole.cpu().contiguous()
+                    kept[key] = whole.to("cpu", copy=copy).contiguous()
         return parameters, state
 
     def restore(self, parameters: dict[str, Tensor], state: dict[str, Tensor]) -> None:

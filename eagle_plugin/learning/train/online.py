@@ -52,7 +52,8 @@ class OnlineSource:
         self._came: dict[str, Document] = {}
         self._held_out: dict[int, Document] = {}
         run = ranks.add_up(torch.tensor(0 if ranks.rank else secrets.randbelow(2**31), device=ranks.device))
-        self._spool = Spool(settings.online.store, manifest, int(run), ranks.rank)
+        on_gpu = ranks.device.type == "cuda"
+        self._spool = Spool(settings.online.store, manifest, int(run), ranks.rank, as_stored=on_gpu)
         if ranks.rank == 0:
             self._spool.clear()
         ranks.wait()  # until it is cleared

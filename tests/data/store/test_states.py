@@ -72,6 +72,17 @@ def test_what_is_no_number_stays_none() -> None:
     assert not from_float8(values, scales).isfinite().all(dim=1).any()
 
 
+def test_states_are_those_of_a_product_in_float32() -> None:
+    """Bit by bit, for every value of float8 and scales of all sizes, also those with no number and none."""
+    random = torch.Generator().manual_seed(0)
+    values = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).repeat(500, 2)  # [500, 512]
+    powers = torch.randint(-140, 127, (500, 2), generator=random).float()
+    scales = torch.rand(500, 2, generator=random) * powers.exp2()
+    scales[:3, 0] = torch.tensor([torch.nan, torch.inf, 0.0])
+    wanted = (values.float().view(500, 2, 256) * scales[..., None]).to(torch.bfloat16).view(500, 512)
+    assert from_float8(values, scales).view(torch.int16).equal(wanted.view(torch.int16))
+
+
 def test_a_store_has_half_the_bytes_and_is_ordinary_safetensors(tmp_path: Path) -> None:
     wide = dataclasses.replace(FLOAT8, hidden_size=64)
     sizes = {}

@@ -25,12 +25,14 @@ _TAKEN = "taken-"  # before the name of a shard, in the names of empty objects
 class Spool:
     """The documents of one process of a run. `run` is the same number in all of them, and in no other run.
 
+    as_stored: states in float8 stay so (`decode`).
+
     Raises:
         DataError: the store is also used for something else: its documents would be removed.
     """
 
-    def __init__(self, url: str | Path, manifest: Manifest, run: int, rank: int) -> None:
-        self._folder, self._manifest = open_folder(url), manifest
+    def __init__(self, url: str | Path, manifest: Manifest, run: int, rank: int, as_stored: bool = False) -> None:
+        self._folder, self._manifest, self._as_stored = open_folder(url), manifest, as_stored
         self._owner = f"online-{run:08x}-{rank:03d}"
         self._seen: set[str] = set()
         if any(PLAN_NAME.fullmatch(name) for name in self._folder.names()):
@@ -95,7 +97,7 @@ class Spool:
                 except FileNotFoundError:  # another run has just begun and cleared the store
                     break
                 if hashlib.sha256(data).hexdigest() == entry.sha256:
-                    found[entry.id] = decode(entry, data, self._manifest)
+                    found[entry.id] = decode(entry, data, self._manifest, self._as_stored)
         return found
 
     def _mark(self, name: str, owners: set[str]) -> None:

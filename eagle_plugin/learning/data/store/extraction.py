@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,7 +17,8 @@ from torch import Tensor
 
 from eagle_plugin.learning.data.masks import MaskReport
 from eagle_plugin.learning.data.rows import MIN_RESPONSE, DataError, TokenRow, read_rows
-from eagle_plugin.learning.data.store.feature_store import ROWS_CHANGED, Document, FeatureWriter
+from eagle_plugin.learning.data.store.batch_queue import BatchQueue, StatesBatch
+from eagle_plugin.learning.data.store.feature_store import ROWS_CHANGED, FeatureWriter
 from eagle_plugin.learning.data.store.features import Taps
 from eagle_plugin.learning.data.store.manifest import Manifest
 from eagle_plugin.learning.data.store.shards import Layout
@@ -84,37 +85,37 @@ def form_shards(
 
 def extract(
     taps: Taps, shards: Iterable[list[list[TokenRow]]], writer: FeatureWriter, stats: ExtractionStats
-) -> Iterator[None]:
+) -> Generator[None, None, None]:
     """Write those of the planned shards that are missing; `stats` is updated before the yield after every batch.
 
+    A batch is written while the next ones are computed (`BatchQueue`); `close` waits for those that are computed.
+
     Raises:
-        DataError: a token id is beyond the target's vocabulary, or the rows are not those that were planned.
+        DataError: a token id is beyond the target's vocabulary, the rows are not those that were planned, or a shard
+            cannot be written.
     """
     started = time.perf_counter()
-    for batches, name in itertools.zip_longest(shards, writer.names):
-        if batches is None or name is None:
-            raise DataError(ROWS_CHANGED)
-        if name not in writer.missing:
-            stats.kept += sum(map(len, batches))
-            stats.skipped_tokens += sum(_length(row) for batch in batches for row in batch)
-            yield
-            continue
-        for number, batch in enumerate(batches, 1):
-            lengths = [_length(row) for row in batch]
-            ids = _pad(batch, lengths, taps.readout.weight.shape[0])
-            aux, last = taps.run(ids, lengths)
-            aux, last = None if aux is None else aux.cpu(), last.cpu()
-            for place, (row, n) in enumerate(zip(batch, lengths, strict=True)):
-                mask = torch.arange(n) >= len(row.prompt_ids)
-                own_aux = None if aux is None else aux[place, :n]
-                writer.add(Document(row.id, row.source, row.split, ids[place, :n], mask, own_aux, last[place, :n]))
-            if number == len(batches):
-                writer.finish(name)
-            stats.done += len(batch)
-            stats.tokens += sum(lengths)
-            stats.padded += ids.numel()
-            stats.seconds = time.perf_counter() - started
-            yield
+    with BatchQueue(writer, taps.readout.weight.device) as queue:
+        for batches, name in itertools.zip_longest(shards, writer.names):
+            if batches is None or name is None:
+                raise DataError(ROWS_CHANGED)
+            if name not in writer.missing:
+                stats.kept += sum(map(len, batches))
+                stats.skipped_tokens += sum(_length(row) for batch in batches for row in batch)
+                yield
+                continue
+            for number, batch in enumerate(batches, 1):
+                lengths = [_length(row) for row in batch]
+                ids = _pad(batch, lengths, taps.readout.weight.shape[0])
+                finished = name if number == len(batches) else None
+                # The states have no name here: on a GPU they are freed as soon as they are copied.
+                queue.put(StatesBatch(batch, lengths, ids, *taps.run(ids, lengths)), finished)
+                stats.done += len(batch)
+                stats.tokens += sum(lengths)
+                stats.padded += ids.numel()
+                stats.seconds = time.perf_counter() - started
+                yield
+    stats.seconds = time.perf_counter() - started
 
 
 def _pad(batch: Sequence[TokenRow], lengths: Sequence[int], vocabulary: int) -> Tensor:

@@ -216,8 +216,8 @@ class FeatureStore:
         """The terms of every source of the documents."""
         return {entry.source: self._sources.get(entry.source, Terms()) for entry in self.entries}
 
-    def read(self, entry: Entry) -> Document:
-        """The document of an entry of this store."""
+    def read(self, entry: Entry, as_stored: bool = False) -> Document:
+        """The document of an entry of this store; as_stored: see `decode`."""
         data: bytes | bytearray | None = self._cache.read(entry.sha256) if self._cache else None
         if self._cache and data is not None and not self._intact(entry, data):
             self._cache.remove(entry.sha256, len(data))  # a damaged copy is fetched again
@@ -235,7 +235,7 @@ class FeatureStore:
                 )
             if self._cache:
                 self._cache.write(entry.sha256, data)
-        return decode(entry, data, self.manifest)
+        return decode(entry, data, self.manifest, as_stored)
 
     def _intact(self, entry: Entry, data: bytes | bytearray) -> bool:
         place = (entry.shard, entry.offset)

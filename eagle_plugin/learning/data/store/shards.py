@@ -26,7 +26,7 @@ from eagle_plugin.collect.settings import StatesForm
 from eagle_plugin.learning.data.rows import DataError
 from eagle_plugin.learning.data.store.manifest import Manifest
 from eagle_plugin.learning.data.store.objects import Folder, ObjectExists
-from eagle_plugin.learning.data.store.states import from_float8, to_float8
+from eagle_plugin.learning.data.store.states import expand, to_float8
 
 HEADER_GUESS = 64 << 10  # bytes of the first request, which include most headers completely
 READ_BYTES = 16 << 20  # of one request when a shard is read in full
@@ -46,6 +46,18 @@ class Document:
     mask: Tensor  # [n] bool: response tokens
     aux: Tensor | None  # [n, A * H] bfloat16 when read: inputs of the aux layers, in ascending order of the layers
     last: Tensor  # [n, H] bfloat16 when read: what lm_head reads
+    scales: Tensor | None = None  # [n, A + 1] float32 of aux and last that are read in float8, as they are stored
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        parts = (self.ids, self.mask, self.aux, self.last, self.scales)
+        return sum(part.nbytes for part in parts if part is not None)
+
+    def cut(self, n: int) -> Document:
+        """Its first n tokens."""
+        aux, scales = (None if part is None else part[:n] for part in (self.aux, self.scales))
+        return replace(self, ids=self.ids[:n], mask=self.mask[:n], aux=aux, last=self.last[:n], scales=scales)
 
 
 @dataclass(frozen=True)
@@ -125,29 +137,23 @@ def encode(document: Document, manifest: Manifest) -> bytes:
     return b"".join(tensor.cpu().contiguous().view(torch.uint8).numpy().tobytes() for tensor in parts.values())
 
 
-def decode(entry: Entry, data: bytes | bytearray, manifest: Manifest) -> Document:
-    """The document of an entry from its bytes; hidden states in bfloat16 share the memory of a bytearray."""
+def decode(entry: Entry, data: bytes | bytearray, manifest: Manifest, as_stored: bool = False) -> Document:
+    """The document of an entry from its bytes; hidden states in their stored form share the memory of a bytearray.
+
+    as_stored: states in float8 stay so, and the document has their scales; `expand` makes bfloat16 of them.
+    """
     layout = Layout.of(manifest, entry.length)
     raw = torch.frombuffer(data if isinstance(data, bytearray) else bytearray(data), dtype=torch.uint8)
     parts = dict(zip((name for name, *_ in layout.parts), raw.split([size for *_, size in layout.parts]), strict=True))
     n = entry.length
-    states = [parts[name] for name in ("aux", "last") if name in parts]
-    if layout.form == "float8":
-        scales = parts["scales"].view(torch.float32).view(n, -1)
-        own = scales.split([scales.shape[1] - 1, 1], dim=1)[-len(states) :]
-        pairs = zip(states, own, strict=True)
-        states = [from_float8(one.view(torch.float8_e4m3fn).view(n, -1), scale) for one, scale in pairs]
-    else:
-        states = [one.view(torch.bfloat16).view(n, -1) for one in states]
-    return Document(
-        id=entry.id,
-        source=entry.source,
-        split=entry.split,
-        ids=parts["ids"].view(torch.int32).long(),
-        mask=parts["mask"][:n].bool(),
-        aux=states[0] if layout.aux_width else None,
-        last=states[-1],
-    )
+    stored = {"float8": torch.float8_e4m3fn, "bfloat16": torch.bfloat16}[layout.form]
+    aux, last = (parts[name].view(stored).view(n, -1) if name in parts else None for name in ("aux", "last"))
+    scales = parts["scales"].view(torch.float32).view(n, -1) if "scales" in parts else None
+    assert last is not None
+    if scales is not None and not as_stored:
+        aux, last, scales = *expand(aux, last, scales), None
+    ids, mask = parts["ids"].view(torch.int32).long(), parts["mask"][:n].bool()
+    return Document(entry.id, entry.source, entry.split, ids, mask, aux, last, scales)
 
 
 @dataclass(frozen=True)

@@ -23,5 +23,12 @@ def to_float8(states: Tensor, hidden: int) -> tuple[Tensor, Tensor]:
 
 def from_float8(values: Tensor, scales: Tensor) -> Tensor:
     """The states [n, L * H] bfloat16 of float8_e4m3fn values [n, L * H] and scales float32 [n, L]."""
-    layers = values.float().view(*scales.shape, -1)
-    return (layers * scales[..., None]).to(torch.bfloat16).view(values.shape)
+    layers = values.to(torch.bfloat16).view(*scales.shape, -1)  # exactly: it has more bits of both kinds
+    # torch multiplies in float32 and rounds once; in place, because a GPU then makes no tensor of float32.
+    return layers.mul_(scales.unsqueeze(-1)).view(values.shape)
+
+
+def expand(aux: Tensor | None, last: Tensor, scales: Tensor) -> tuple[Tensor | None, Tensor]:
+    """aux [n, A * H] and last [n, H] in bfloat16, of float8_e4m3fn and scales float32 [n, A + 1], on their device."""
+    of_aux, of_last = scales.split([scales.shape[1] - 1, 1], dim=1)
+    return None if aux is None else from_float8(aux, of_aux), from_float8(last, of_last)
