@@ -29,6 +29,7 @@ from eagle_plugin.collect.settings import CollectSettings, StatesFacts
 from eagle_plugin.common.command_line import Parser, positive_number
 from eagle_plugin.traffic.served import ServedTarget
 
+WARM = 24  # documents before the measurement begins
 NEVER = Ending(frozenset(), 0, 1 << 30)
 
 
@@ -50,7 +51,7 @@ def measure(folder: Path, arguments: argparse.Namespace) -> dict[str, float]:
     target.mkdir()
     (target / "config.json").write_text("{}")
     facts = StatesFacts(ServedTarget.of(str(target)), (1, 2, 3), "bfloat16", arguments.width // 4, 9, 32_000)
-    settings = CollectSettings(str(folder / "store"), shard_mib=arguments.shard_mib, queue_mib=512, facts=facts)
+    settings = CollectSettings(str(folder / "store"), shard_mib=arguments.shard_mib, queue_mib=128, facts=facts)
     collector = Collector.of(settings)
     recorder = collector._queue
     assert isinstance(recorder, FeatureRecorder)
@@ -59,9 +60,11 @@ def measure(folder: Path, arguments: argparse.Namespace) -> dict[str, float]:
     writer, over = psutil.Process(recorder._process.pid), threading.Event()
     remover = threading.Thread(target=_remove_shards, args=(folder / "store", over))
     remover.start()
-    before, count = _cpu_s(writer), 0
-    began = time.monotonic()
-    while time.monotonic() - began < arguments.seconds:
+    before, count, began = (0.0, 0.0), 0, 0.0
+    while count < WARM or time.monotonic() - began < arguments.seconds:
+        if count == WARM and not began:  # memory that is used again has been touched once
+            _wait_for(recorder, count)
+            before, began = _cpu_s(writer), time.monotonic()
         if recorder._bytes + 2 * size > settings.queue_mib << 20:
             time.sleep(0.001)
             continue
@@ -70,22 +73,26 @@ def measure(folder: Path, arguments: argparse.Namespace) -> dict[str, float]:
         one = torch.tensor([tokens])
         collector.add(StepRows([name], [tokens], one, ids, positions, states, torch.tensor([1])))
         count += 1
-    while recorder.totals()["documents"] < count:
-        time.sleep(0.01)
-        assert recorder.totals().keys() <= {"documents", "tokens", "bytes"}, recorder.totals()
+    _wait_for(recorder, count)
     wall, spent = time.monotonic() - began, [now - then for now, then in zip(_cpu_s(writer), before, strict=True)]
     recorder.close()
     over.set()
     remover.join()
-    done = count * size / 1e9
+    done = (count - WARM) * size / 1e9
     return {
-        "documents": count,
+        "documents": count - WARM,
         "GB": done,
         "GB per second": done / wall,
         "GB per CPU-second": done / sum(spent),
         "GB per CPU-second of the server": done / spent[0],
         "GB per CPU-second of the writer": done / spent[1],
     }
+
+
+def _wait_for(recorder: FeatureRecorder, count: int) -> None:
+    while recorder.totals()["documents"] < count:
+        time.sleep(0.01)
+        assert recorder.totals().keys() <= {"documents", "tokens", "bytes"}, recorder.totals()
 
 
 def _cpu_s(writer: psutil.Process) -> tuple[float, float]:

@@ -25,6 +25,7 @@ WRITER = "eagle_plugin.learning.data.collecting.writer"
 HEADER = struct.Struct(">cIQ")  # kind, bytes of the facts and of the states
 DOCUMENT = b"D"  # its kind; a frame of another kind has the header of `traffic.frames`
 LONGEST = 1 << 40  # bytes of one document
+TOKEN_BYTES, FACTS_BYTES = 16, 1024  # in the queue, beside the states: of each token, and of a document
 PIPE_BYTES = 1 << 20  # what Linux gives to every user; 16 times fewer changes between the two processes
 
 
@@ -78,7 +79,8 @@ class Collected:
         return sum(len(part.last) for part in self.parts)
 
     def __len__(self) -> int:
-        return len(self._facts()) + sum(part.nbytes for part in self.parts)
+        """Bytes in the queue, a little more than those of the frame: what clients count with (`collecting.room`)."""
+        return sum(part.nbytes for part in self.parts) + TOKEN_BYTES * len(self.ids) + FACTS_BYTES
 
     def _facts(self) -> bytes:
         facts = Facts(self.id, self.source, self.split, self.ids, self.prompt, self.given, self.rows, self.earlier)
@@ -93,7 +95,7 @@ class Collected:
 
 def bytes_of(tensor: Tensor) -> memoryview:
     """The memory of a contiguous tensor on the host."""
-    return memoryview(tensor.view(torch.uint8).numpy().reshape(-1))
+    return tensor.view(torch.uint8).numpy().reshape(-1).data
 
 
 class FeatureRecorder(WriterProcess):

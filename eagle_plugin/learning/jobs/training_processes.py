@@ -71,12 +71,12 @@ def run_processes(count: int, command: Sequence[str]) -> int:
     if asked:  # before the last of them was there
         _terminate(processes)
     while True:
-        codes = [process.poll() for process in processes]
-        if failed := [code for code in codes if code not in (None, 0, INTERRUPTED)]:
+        codes = [code for process in processes if (code := process.poll()) is not None]
+        if failed := [code for code in codes if code not in (0, INTERRUPTED)]:
             _end(processes)
             code = next((code for code in failed if code in KILLED), failed[0])
             return code if code >= 0 else 128 - code
-        if None not in codes:
+        if len(codes) == count:
             return max(codes)
         time.sleep(0.1)
 

@@ -10,17 +10,17 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from eagle_plugin.collect.recorder import FACTS_BYTES, TOKEN_BYTES
 from eagle_plugin.learning.data.store.manifest import Manifest
 
 PATIENCE_S = 15.0  # after an answer, without any document: what has not come by then was lost
 SHARE = 0.5  # of a queue, for all processes of a client; the rest is for others who ask the same server
-_FACTS = 1024  # bytes of a document beside its tokens
 
 
 def sent_bytes(manifest: Manifest, tokens: int) -> int:
-    """Bytes of a document in a server's queue: its states in bfloat16, and its ids as text; at the most."""
+    """Bytes of a document in a server's queue: its states in bfloat16, and its ids as text."""
     tokens = min(tokens, manifest.max_length)
-    return tokens * (2 * manifest.hidden_size * (len(manifest.aux_layers) + 1) + 16) + _FACTS
+    return tokens * (2 * manifest.hidden_size * (len(manifest.aux_layers) + 1) + TOKEN_BYTES) + FACTS_BYTES
 
 
 @dataclass

@@ -14,7 +14,7 @@ import hashlib
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -85,7 +85,7 @@ class OpenShards:
             self.hand_over()
         if self._open is None:
             self._open = _Shard(self._memory(max(size, self._shard_bytes)))
-        return memoryview(self._open.memory)[self._open.used : self._open.used + size]
+        return self._open.memory.data[self._open.used : self._open.used + size]
 
     def keep(self, entry: Entry, place: memoryview, made: Callable[[], None] = lambda: None) -> None:
         """Add the document that is in this place, or that `made` writes there, in a thread."""
@@ -119,7 +119,7 @@ class OpenShards:
             DataError: they cannot be written, and are gone.
         """
         self.hand_over()
-        written = self.written(wait=True)
+        written = self.written(all=True)
         for one in written:
             if one.error is not None:
                 raise one.error
@@ -135,9 +135,9 @@ class OpenShards:
             unfinished[0].result()
         self._writing.append(self._pool.submit(self._write, shard))
 
-    def written(self, wait: bool = False) -> list[Written]:
-        """The shards that the threads have finished since the last call. wait: for all that they have."""
-        done = [future for future in self._writing if wait or future.done()]
+    def written(self, all: bool = False) -> list[Written]:
+        """The shards that the threads have finished since the last call. all: that they have, after a wait."""
+        done = [future for future in self._writing if all or future.done()]
         self._writing = [future for future in self._writing if future not in done]
         return [future.result() for future in done]
 
@@ -149,8 +149,9 @@ class OpenShards:
 
     def _write(self, shard: _Shard) -> Written:
         error: Exception | None = None
+        # Digests come before this in the threads' order, so none waits for a thread that this one keeps.
+        wait([digest for *_, digest in shard.documents])  # all of them: the memory is used again, whatever fails
         try:
-            # Digests come before this in the threads' order, so none waits for a thread that this one keeps.
             documents = [(replace(entry, sha256=digest.result()), place) for entry, place, digest in shard.documents]
             self._name_and_write(documents)
         except Exception as fault:  # whoever asks for the shard is told

@@ -149,7 +149,7 @@ class DocumentWriter:
                 self._count(self._shards.written())
                 self._tell()
         self._shards.hand_over()
-        self._count(self._shards.written(wait=True))
+        self._count(self._shards.written(all=True))
         self._tell(now=True)
 
     def _take(self, frame: Incoming, pipe: Pipe) -> None:
