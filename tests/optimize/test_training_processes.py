@@ -23,6 +23,7 @@ from eagle_plugin.learning.jobs.training_processes import MODULE
 ROOT = Path(__file__).parents[2]
 START = "import sys; from eagle_plugin.learning.jobs.training_processes import run_processes\n"
 START += "sys.exit(run_processes(int(sys.argv[1]), [sys.executable, '-c', *sys.argv[2:]]))"
+WAIT_S = 300.0  # for processes to start on a busy machine
 NAMES = "WORLD_SIZE", "LOCAL_WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"
 TELLS = f"""
 import os, pathlib, sys
@@ -36,13 +37,13 @@ def save(*_):
     sys.exit(130)
 signal.signal(signal.SIGTERM, save)
 pathlib.Path(sys.argv[1], os.environ["RANK"]).write_text(str(os.getpid()))
-time.sleep(60)
+time.sleep(3600)
 """
 FAILS = """
 import os, sys, time
 if os.environ["RANK"] == "1":
     {how}
-time.sleep(60)
+time.sleep(3600)
 """
 
 
@@ -52,7 +53,7 @@ def start(count: int, script: str, *args: object) -> subprocess.Popen[bytes]:
 
 
 def pids_in(folder: Path, count: int) -> list[int]:
-    end = time.monotonic() + 60
+    end = time.monotonic() + WAIT_S
     files = [folder / str(rank) for rank in range(count)]
     while not all(file.exists() and file.read_text() for file in files):
         assert time.monotonic() < end
@@ -61,7 +62,7 @@ def pids_in(folder: Path, count: int) -> list[int]:
 
 
 def test_processes_find_each_other_as_those_of_torchrun_do(tmp_path) -> None:
-    assert start(3, TELLS, tmp_path).wait(60) == 0
+    assert start(3, TELLS, tmp_path).wait(WAIT_S) == 0
     found = [(tmp_path / str(rank)).read_text().split() for rank in range(3)]
     port = found[0][-1]
     assert found == [["3", "3", str(rank), str(rank), "127.0.0.1", port] for rank in range(3)]
@@ -72,12 +73,12 @@ def test_all_processes_save_when_they_are_stopped(tmp_path, number) -> None:
     process = start(2, SAVES, tmp_path)
     pids_in(tmp_path, 2)
     process.send_signal(number)
-    assert process.wait(60) == 130 and (tmp_path / "saved0").exists() and (tmp_path / "saved1").exists()
+    assert process.wait(WAIT_S) == 130 and (tmp_path / "saved0").exists() and (tmp_path / "saved1").exists()
 
 
 @pytest.mark.parametrize(("how", "code"), [("sys.exit(2)", 2), ("os.kill(os.getpid(), 9)", 137)])
 def test_the_code_is_that_of_the_process_that_failed_and_the_others_end(how, code) -> None:
-    assert start(2, FAILS.format(how=how)).wait(50) == code
+    assert start(2, FAILS.format(how=how)).wait(WAIT_S) == code
 
 
 def test_processes_end_when_their_parent_is_killed(tmp_path) -> None:
