@@ -16,6 +16,7 @@ from eagle_plugin.learning.data.generation.endpoints import COLLECTS_HEADER, FIE
 from eagle_plugin.learning.data.store.feature_store import Document, FeatureStore
 
 IDLE_S = 0.05  # without a document, after which those that wait are written
+BOUNDED_IDLE_S = 0.5  # the same of a bounded queue, which is to fill also on a busy machine
 Change = Callable[[Document, int], "Document | None"]
 
 
@@ -44,6 +45,7 @@ class FeatureEndpoint(TokenEndpoint):
         self._change, self._lock, self._ended = change, threading.Lock(), threading.Event()
         self._longest, self.asked = known.manifest.max_length, 0
         self._queue, self._queued, self.dropped = queue, 0, 0
+        self._idle_s = IDLE_S if queue is None else BOUNDED_IDLE_S
 
     def __enter__(self) -> FeatureEndpoint:
         threading.Thread(target=self._flush_when_idle, daemon=True).start()
@@ -69,9 +71,9 @@ class FeatureEndpoint(TokenEndpoint):
         return [3]
 
     def _flush_when_idle(self) -> None:
-        while not self._ended.wait(IDLE_S / 2):
+        while not self._ended.wait(self._idle_s / 2):
             with self._lock:
-                if self._shards.waiting and self._shards.idle_for() >= IDLE_S:
+                if self._shards.waiting and self._shards.idle_for() >= self._idle_s:
                     self._shards.flush()
                     self._queued = 0
 

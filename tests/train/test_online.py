@@ -116,7 +116,7 @@ def test_nothing_is_dropped_where_a_server_says_how_much_its_queue_holds(
         run = run_training(tmp_path, "run", served(features, tmp_path / "spool", server.url))
         assert server.dropped == 0
     assert weights(run) == weights(stored) and left_in(tmp_path / "spool") == []
-    monkeypatch.setattr(online, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(online, "PATIENCE_S", 3.0)
     monkeypatch.setattr(online, "TRIES", 20)
     with FeatureEndpoint(features.store, tmp_path / "silent", queue=queue, told=False) as silent:
         control = run_training(tmp_path, "control", served(features, tmp_path / "silent", silent.url))

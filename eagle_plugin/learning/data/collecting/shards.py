@@ -78,11 +78,11 @@ class OpenShards:
     def place(self, n: int) -> memoryview:
         """Memory for a document of n tokens, for `keep`; what was placed before and not kept is lost.
 
-        A shard that it does not fit in is handed to the threads, which may have to be waited for.
+        A shard that it does not fit in is given to the threads, which may have to be waited for.
         """
         size = Layout.of(self.manifest, n).size
         if self._open is not None and self._open.used + size > len(self._open.memory):
-            self.hand_over()
+            self.send_on()
         if self._open is None:
             self._open = _Shard(self._memory(max(size, self._shard_bytes)))
         return self._open.memory.data[self._open.used : self._open.used + size]
@@ -99,7 +99,7 @@ class OpenShards:
         self._open.used += len(place)
         self._newest = self._clock()
         if self._open.used >= self._shard_bytes:
-            self.hand_over()
+            self.send_on()
 
     def add(self, document: Document) -> None:
         """Add a document.
@@ -118,14 +118,14 @@ class OpenShards:
         Raises:
             DataError: they cannot be written, and are gone.
         """
-        self.hand_over()
+        self.send_on()
         written = self.written(all=True)
         for one in written:
             if one.error is not None:
                 raise one.error
         return sum(one.documents for one in written), sum(one.size for one in written)
 
-    def hand_over(self) -> None:
+    def send_on(self) -> None:
         """Let the threads write what there is; waits if they have too much already."""
         shard, self._open = self._open, None
         if shard is None or not shard.documents:

@@ -145,10 +145,10 @@ class DocumentWriter:
                 if frame is not None:
                     self._take(frame, pipe)
                 elif self._shards.waiting and self._shards.idle_for() >= IDLE:
-                    self._shards.hand_over()
+                    self._shards.send_on()
                 self._count(self._shards.written())
                 self._tell()
-        self._shards.hand_over()
+        self._shards.send_on()
         self._count(self._shards.written(all=True))
         self._tell(now=True)
 

@@ -53,8 +53,8 @@ def stores_states(response: httpx.Response) -> bool:
 
 def queue_of(response: httpx.Response) -> int:
     """Bytes of a server's queue of hidden states; 0 if it does not say."""
-    said = response.headers.get(QUEUE_HEADER, "")
-    return int(said) if said.isdecimal() else 0
+    found = response.headers.get(QUEUE_HEADER, "")
+    return int(found) if found.isdecimal() else 0
 
 
 class RequestRefused(Exception):
