@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
-from collections.abc import Iterable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from eagle_plugin.collect.recorder import Collected
-from eagle_plugin.traffic.frames import Exchange
+from eagle_plugin.collect.recorder import Collected, FeatureRecorder, Rows, Spans
+from eagle_plugin.collect.settings import CollectSettings
 
 NOT_FROM_START = "not_from_start"  # reasons why a document is dropped, as the metric names them
 UNFINISHED = "unfinished"
@@ -22,7 +22,7 @@ QUEUE_FULL = "queue_full"
 class Queue(Protocol):
     """What takes finished documents: `recorder.FeatureRecorder`."""
 
-    def offer(self, exchange: Exchange) -> None: ...
+    def offer(self, exchange: Collected) -> None: ...
 
     def drop(self, reason: str) -> None: ...
 
@@ -65,9 +65,10 @@ class _Open:
     prompt: int  # tokens of the prompt
     given: int | None  # of them before the answer, where the prompt has it
     ending: Ending
+    earlier: Spans = ()  # answers in the prompt
     ids: list[int] = field(default_factory=list)  # of all rows
     following: int | None = None  # the token after them
-    parts: list[Tensor] = field(default_factory=list)  # states [n, W] of the first rows
+    parts: list[Rows] = field(default_factory=list)  # states of the first rows
     kept: int = 0  # rows of `parts`
     broken: str = ""  # why it will be dropped
 
@@ -89,9 +90,9 @@ class _Open:
         del self.ids[n:]
         while self.kept > n:
             part = self.parts.pop()
-            self.kept -= len(part)
+            self.kept -= len(part.last)
             if self.kept < n:
-                self.parts.append(part[: n - self.kept])
+                self.parts.append(part.first(n - self.kept))
                 self.kept = n
 
 
@@ -110,14 +111,27 @@ class Collector:
     nobody may call it for long.
     """
 
-    def __init__(self, queue: Queue, max_length: int, most_bytes: int) -> None:
-        """max_length: rows of a document that are kept; most_bytes: of all documents that are not finished."""
-        self._queue, self._max_length, self._most_bytes = queue, max_length, most_bytes
+    def __init__(self, queue: Queue, hidden: int, max_length: int, most_bytes: int) -> None:
+        """Begin with no documents.
+
+        Args:
+            hidden: H, the last columns of states; those before it are of aux layers.
+            max_length: rows of a document that are kept.
+            most_bytes: of all documents that are not finished.
+        """
+        self._queue, self._hidden, self._max_length, self._most_bytes = queue, hidden, max_length, most_bytes
         self._open: dict[str, _Open] = {}
         self._copies: deque[_Copy] = deque()
         self._bytes = 0
         self._changed = threading.Condition()
         self._waiter: threading.Thread | None = None
+
+    @classmethod
+    def of(cls, settings: CollectSettings, show: Callable[[Counter[str]], None] = lambda totals: None) -> Collector:
+        """The collector of a worker, with its writer process; show as of `FeatureRecorder`. Raises CollectError."""
+        assert settings.facts is not None
+        recorder = FeatureRecorder(settings, show)
+        return cls(recorder, settings.facts.hidden_size, settings.max_length, settings.queue_bytes)
 
     def __contains__(self, name: str) -> bool:
         return name in self._open
@@ -126,11 +140,19 @@ class Collector:
         return len(self._open)
 
     def begin(
-        self, name: str, id: str, source: str, split: str, prompt: int, given: int | None, ending: Ending
+        self,
+        name: str,
+        id: str,
+        source: str,
+        split: str,
+        prompt: int,
+        given: int | None,
+        ending: Ending,
+        earlier: Spans = (),
     ) -> None:
         """A request has come; one that has come before, and was preempted, goes on."""
         with self._changed:
-            self._open.setdefault(name, _Open(id, source, split, prompt, given, ending))
+            self._open.setdefault(name, _Open(id, source, split, prompt, given, ending, earlier))
 
     def drop(self, reason: str) -> None:
         """Count a request whose states cannot be stored."""
@@ -212,12 +234,18 @@ class Collector:
         document.ids += rows.ids[part].tolist()
         document.following = following
         if document.kept < self._max_length:
-            # Of this request alone: a view would keep all rows of the step.
-            document.parts.append(rows.states[part][: self._max_length - document.kept].clone())
-            document.kept += len(document.parts[-1])
+            # Of this request alone: a view would keep all rows of the step. It is the only copy on the host, and
+            # brings the states into the order that they have in the store.
+            new = rows.states[part][: self._max_length - document.kept]
+            aux, last = (one.clone(memory_format=torch.contiguous_format) for one in self._split(new))
+            document.parts.append(Rows(aux, last))
+            document.kept += len(last)
         self._bytes += (document.kept - before) * rows.states.shape[1] * rows.states.element_size()
         if self._bytes > self._most_bytes:
             self._break(document, QUEUE_FULL)
+
+    def _split(self, states: Tensor) -> tuple[Tensor, Tensor]:
+        return states[:, : -self._hidden], states[:, -self._hidden :]
 
     def _break(self, document: _Open, reason: str) -> None:
         document.broken = reason
@@ -236,15 +264,18 @@ class Collector:
             if answer is None:
                 return UNFINISHED
             length, prompt = document.prompt + answer, document.prompt
-        states = torch.cat(document.parts)[:length] if document.parts else torch.zeros(0, 0)
-        if document.given is None and len(states) >= length - 1 and length <= self._max_length:
+        ids, parts, kept = ids[:length], document.parts, document.kept
+        if document.given is None and kept >= length - 1 and length <= self._max_length:
             # The state of an answer's last token: an engine does not compute it, unless it was a draft. Training reads
             # no state after which there is no token, so it is zero for all.
-            states = torch.cat([states[: length - 1], states.new_zeros(1, states.shape[1])])
-        found = Collected(
-            document.id, document.source, document.split, ids[:length], prompt, document.given is not None, states
-        )
-        self._queue.offer(found.frame())
+            document.cut(length - 1)
+            zero = torch.zeros(1, parts[0].aux.shape[1] + self._hidden, dtype=torch.bfloat16)
+            parts.append(Rows(*(one.contiguous() for one in self._split(zero))))
+        elif kept > length:
+            document.cut(length)
+        is_given = document.given is not None
+        found = Collected(document.id, document.source, document.split, ids, prompt, is_given, parts, document.earlier)
+        self._queue.offer(found)
         return ""
 
 

@@ -10,11 +10,13 @@ from typing import Any, Literal, get_args
 
 from eagle_plugin.collect.readout import readout_scale
 from eagle_plugin.common.errors import UserError
+from eagle_plugin.common.host_memory import memory_bytes
 from eagle_plugin.common.url_credentials import without_credentials
 from eagle_plugin.traffic.served import ServedTarget
 
 STORE = "EAGLE_FEATURES"
 StatesForm = Literal["bfloat16", "float8"]  # of stored states: float8 has a scale per token and layer
+LEAST_QUEUE_MIB, MOST_QUEUE_MIB, QUEUE_SHARE = 1024, 16 * 1024, 32  # of the memory: the 32nd part, within these
 FORMS: tuple[StatesForm, ...] = get_args(StatesForm)
 
 
@@ -49,7 +51,7 @@ class CollectSettings:
     url: str
     max_length: int = 2048  # tokens of a document; longer ones are cut on the right
     shard_mib: int = 256  # of one file of the store
-    queue_mib: int = 1024  # of documents that wait for the writer, and of those that are not finished
+    queue_mib: int = LEAST_QUEUE_MIB  # of documents that wait for the writer, and of those that are not finished
     states: StatesForm = "bfloat16"
     python: str | None = None  # interpreter of the writer process; None: that of the server
     facts: StatesFacts | None = None  # not a setting: the engine's adapter tells it
@@ -57,6 +59,11 @@ class CollectSettings:
     def with_facts(self, facts: StatesFacts) -> CollectSettings:
         """The same for one server."""
         return replace(self, facts=facts)
+
+    @property
+    def queue_bytes(self) -> int:
+        """The same in bytes."""
+        return self.queue_mib << 20
 
     @property
     def shown(self) -> str:
@@ -107,7 +114,13 @@ def collect_settings(environment: Mapping[str, str] = os.environ) -> CollectSett
         if form not in FORMS:
             raise CollectError(f"{_STATES} is {form}, wanted {' or '.join(FORMS)}")
         given["states"] = form
+    given.setdefault("queue_mib", default_queue_mib(memory_bytes()))
     return CollectSettings(url, **given, python=environment.get(_PYTHON) or None)
+
+
+def default_queue_mib(memory: int) -> int:
+    """The queue of a server on a machine with so many bytes of memory."""
+    return min(max(memory // QUEUE_SHARE >> 20, LEAST_QUEUE_MIB), MOST_QUEUE_MIB)
 
 
 def _number(name: str, text: str) -> int:

@@ -122,8 +122,8 @@ def remove_leftovers(folder: Path) -> None:
             _remove(folder / name)
 
 
-def create_file(path: Path, data: bytes | bytearray | memoryview) -> None:
-    """Write a file that must not exist yet, and flush it and its folder to the disk.
+def create_file(path: Path, *parts: bytes | bytearray | memoryview) -> None:
+    """Write a file that must not exist yet, of these parts, and flush it and its folder to the disk.
 
     Raises:
         FileExistsError: `path` exists; it is not changed.
@@ -133,7 +133,7 @@ def create_file(path: Path, data: bytes | bytearray | memoryview) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("wb") as file:
-            file.write(data)
+            file.writelines(parts)
             file.flush()
             os.fsync(file.fileno())
         _name_new_file(temporary, path)

@@ -100,7 +100,7 @@ class GraphMemory:
         )
 
     def _leaves_too_little(self) -> bool:
-        return 0 < self._needed and self._free() < self._needed
+        return self._needed > 0 and self._free() < self._needed
 
     def _free(self) -> int:
         if self._kind == "cuda":

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from eagle_plugin.collect.settings import STORE
 from eagle_plugin.runtime.request_sources import FIELD, RequestError, Sources, as_object, shown
 
-NAMES = ("id", "source", "split", "given")
+NAMES = ("id", "source", "split", "given", "earlier")
 SPLITS = ("train", "val")
 _LONGEST = 300  # characters of a name
 
@@ -25,6 +25,7 @@ class Features(NamedTuple):
     source: str = ""
     split: str = "train"
     given: int | None = None  # tokens before the answer, where the prompt ends with it; nothing is generated for it
+    earlier: tuple[tuple[int, int], ...] = ()  # begin and end, in tokens, of answers before that one
 
 
 def read_features(value: object) -> Features | None:
@@ -48,9 +49,22 @@ def read_features(value: object) -> Features | None:
         raise RequestError(f"{name}.split is {shown(split)}, wanted {' or '.join(SPLITS)}")
     if given is not None and (type(given) is not int or given < 1):
         raise RequestError(f"{name}.given is {shown(given)}, wanted how many tokens of the prompt precede the answer")
+    earlier = asked.get("earlier", ())
+    if not _are_spans(earlier, given or 0):
+        raise RequestError(
+            f"{name}.earlier is {shown(earlier)}, wanted begin and end of answers, one after another before given"
+        )
     if not os.environ.get(STORE):
         raise RequestError(f"{name} is asked for, and this server was started without {STORE}")
-    return Features(asked["id"], source, split, given)
+    return Features(asked["id"], source, split, given, tuple((begin, end) for begin, end in earlier))
+
+
+def _are_spans(value: object, end: int) -> bool:
+    """Whether it is a list of [begin, end], in their order and without common tokens, up to `end`."""
+    if not isinstance(value, (list, tuple)) or any(not isinstance(one, list) or len(one) != 2 for one in value):
+        return False
+    edges = [0, *(edge for one in value for edge in one), end]
+    return all(type(edge) is int for edge in edges) and edges == sorted(edges)
 
 
 def asked_features(parameters: Mapping[str, Any] | None) -> Features | None:
@@ -67,6 +81,6 @@ def text_of(sources: Sources, asked: Features | None) -> str:
     """What a request says, as the text that an engine carries and `read_sources` and `read_features` read."""
     if asked is None:
         return str(sources)
-    features = {name: value for name, value in asked._asdict().items() if value is not None}
+    features = {name: value for name, value in asked._asdict().items() if value not in (None, ())}
     names = [name for name, wanted in sources._asdict().items() if wanted]
     return json.dumps({**({"sources": names} if names else {"draft": False}), "features": features})

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from eagle_plugin.collect.settings import collect_settings
 from eagle_plugin.common.asgi import Message, Receive, Send, route_of
 from eagle_plugin.runtime.request_features import read_features, text_of
 from eagle_plugin.runtime.request_sources import FIELD, RequestError, read_sources
@@ -16,6 +17,7 @@ from eagle_plugin.runtime.request_sources import FIELD, RequestError, read_sourc
 ROUTES = ("/v1/chat/completions", "/v1/completions")
 HEADER = b"x-eagle-plugin"
 COLLECTS = (b"x-eagle-features", b"on")  # of an answer whose hidden states are stored
+QUEUE = b"x-eagle-features-queue"  # bytes of documents that wait for the writer: a client asks for no more at a time
 _NAME = FIELD.encode()
 
 
@@ -79,7 +81,7 @@ class _Request:
         """Pass on the answer, or give our own in its place."""
         if self._refusal is None:
             if self._collects and message["type"] == "http.response.start":
-                message = {**message, "headers": [*message.get("headers", ()), COLLECTS]}
+                message = {**message, "headers": [*message.get("headers", ()), *_collects()]}
             return await self._send(message)
         if self._is_answered:
             return
@@ -113,6 +115,11 @@ class _Request:
             request[self._parameters] = parameters | {FIELD: text_of(sources, features)}
             self._collects = features is not None
         return json.dumps(request).encode()
+
+
+def _collects() -> list[tuple[bytes, bytes]]:
+    settings = collect_settings()
+    return [COLLECTS, *([(QUEUE, str(settings.queue_bytes).encode())] if settings else [])]
 
 
 def _refusal(error: RequestError) -> bytes:

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from eagle_plugin.collect.collector import Collector, Ending, StepRows
 from eagle_plugin.collect.metrics import FeatureMetrics
-from eagle_plugin.collect.recorder import FeatureRecorder
 from eagle_plugin.collect.settings import CollectError, StatesFacts, collect_settings
 from eagle_plugin.core.verify import Accepted
 from eagle_plugin.heads.aux_layers import captured_layers
@@ -121,7 +120,8 @@ class WorkerFeatures:
             return
         ending = Ending(_stops_of(request), sampling.min_new_tokens, sampling.max_new_tokens)
         prompt = len(request.origin_input_ids)
-        self._collector.begin(request.rid, asked.id, asked.source, asked.split, prompt, asked.given, ending)
+        facts = asked.id, asked.source, asked.split, prompt, asked.given, ending, asked.earlier
+        self._collector.begin(request.rid, *facts)
         self._requests[request.rid] = request
 
     def _finish(self) -> None:
@@ -182,7 +182,7 @@ def _worker_features(worker: Any, last: LastStates | None) -> WorkerFeatures | N
     dtype = str(config.dtype).removeprefix("torch.")
     settings = settings.with_facts(StatesFacts.of(served, aux, dtype, text))
     show = FeatureMetrics(args.served_model_name or args.model_path).update if args.enable_metrics else _nothing
-    collector = Collector(FeatureRecorder(settings, show), settings.max_length, settings.queue_mib << 20)
+    collector = Collector.of(settings, show)
     line = "eagle-plugin: hidden states of requests that ask for it are stored in %s"
     rank_logger(logger).info(line, settings.shown)
     return WorkerFeatures(collector, last, bool(aux))

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import IO, Any
 
-_HEADER = struct.Struct(">cdIII")  # kind, seconds since 1970, bytes of the request, the answer and what is known of it
+HEADER = struct.Struct(">cdIII")  # kind, seconds since 1970, bytes of the request, the answer and what is known of it
 _EXCHANGE, _COUNTS = b"E", b"C"
 
 
@@ -27,6 +27,10 @@ class Exchange:
     def __len__(self) -> int:
         return len(self.request) + len(self.answer)
 
+    def frame(self) -> list[bytes]:
+        """What is sent, in parts."""
+        return [pack(self)]
+
 
 Frame = Exchange | dict[str, int]
 
@@ -36,21 +40,21 @@ def pack(exchange: Exchange) -> bytes:
     given: dict[str, Any] = {name: getattr(exchange, name) for name in ("route", "domain", "accepted_drafts")}
     beside = json.dumps({name: value for name, value in given.items() if value}).encode()
     parts = exchange.request, exchange.answer, beside
-    return b"".join([_HEADER.pack(_EXCHANGE, exchange.time, *map(len, parts)), *parts])
+    return b"".join([HEADER.pack(_EXCHANGE, exchange.time, *map(len, parts)), *parts])
 
 
 def pack_counts(counts: Mapping[str, int]) -> bytes:
     """Numbers by name, which the writer keeps beside its segments."""
     text = json.dumps(dict(counts)).encode()
-    return _HEADER.pack(_COUNTS, 0.0, len(text), 0, 0) + text
+    return HEADER.pack(_COUNTS, 0.0, len(text), 0, 0) + text
 
 
 def read_frame(stream: IO[bytes]) -> Frame | None:
     """The next frame; None at the end of the stream, also inside a frame."""
-    header = stream.read(_HEADER.size)
-    if len(header) < _HEADER.size:
+    header = stream.read(HEADER.size)
+    if len(header) < HEADER.size:
         return None
-    kind, time, *sizes = _HEADER.unpack(header)
+    kind, time, *sizes = HEADER.unpack(header)
     first, second, beside = (stream.read(size) for size in sizes)
     if [len(first), len(second), len(beside)] != sizes:
         return None

@@ -7,6 +7,7 @@ thread and never the server: what the queue cannot take is dropped and counted.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import logging
 import os
@@ -16,11 +17,11 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import eagle_plugin
 from eagle_plugin.common.errors import UserError
-from eagle_plugin.traffic.frames import Exchange, pack, pack_counts
+from eagle_plugin.traffic.frames import pack_counts
 from eagle_plugin.traffic.metrics import DROPPED
 
 logger = logging.getLogger(__name__)
@@ -29,6 +30,16 @@ logger = logging.getLogger(__name__)
 _SETTINGS = "_EAGLE_WRITER_SETTINGS"
 START_SECONDS = 120.0  # of the writer, which imports its packages
 COUNTS_EVERY = 1.0  # seconds
+F_SETPIPE_SZ = 1031  # linux/fcntl.h; Python has it on Linux alone
+
+
+class Sendable(Protocol):
+    """What a writer gets: its bytes in the queue are `len`."""
+
+    def __len__(self) -> int: ...
+
+    def frame(self) -> Sequence[bytes | memoryview]:
+        """What is sent, in parts that are not joined here."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +53,7 @@ class WriterKind:
     settings: str  # for `writer_settings` in the writer
     most_bytes: int  # of the queue
     longest: int  # bytes of one frame
+    pipe_bytes: int = 0  # that the pipe holds; 0: as many as the system gives it
 
 
 class WriterProcess:
@@ -54,7 +66,7 @@ class WriterProcess:
     def __init__(self, kind: WriterKind, show: Callable[[Counter[str]], None] = lambda totals: None) -> None:
         """show gets the totals at most once per second, from the thread."""
         self._kind, self._show = kind, show
-        self._waiting: deque[Exchange] = deque()
+        self._waiting: deque[Sendable] = deque()
         self._bytes = self._sent = self._handled = 0
         self._own, self._written = Counter[str](), Counter[str]()
         self._changed = threading.Condition()
@@ -70,7 +82,7 @@ class WriterProcess:
         for thread in self._threads:
             thread.start()
 
-    def offer(self, exchange: Exchange) -> None:
+    def offer(self, exchange: Sendable) -> None:
         """Queue an exchange, or drop and count it; returns at once."""
         with self._changed:
             if self._gone or self._closing:
@@ -123,8 +135,10 @@ class WriterProcess:
                     own, ends = self._own.copy(), self._closing and exchange is None
                     self._sent += exchange is not None
                 if exchange is not None:
-                    pipe.write(pack(exchange))
+                    for part in exchange.frame():
+                        pipe.write(part)
                     pipe.flush()
+                    exchange = None  # its memory is free while the next one is waited for
                 if (now := time.monotonic()) - shown >= COUNTS_EVERY or ends:
                     shown = now
                     pipe.write(pack_counts(own))  # also unchanged: the writer answers with its own
@@ -178,7 +192,7 @@ def writer_settings() -> str:
 def _start(kind: WriterKind, options: Sequence[str] = ()) -> subprocess.Popen[bytes]:
     one_thread = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "CUDA_VISIBLE_DEVICES": ""}
     try:
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [*kind.command, *options],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -188,6 +202,10 @@ def _start(kind: WriterKind, options: Sequence[str] = ()) -> subprocess.Popen[by
     except OSError as error:
         reason = f"the writer of the {kind.what} cannot start ({error}); correct {kind.setting}_PYTHON"
         raise kind.error(reason) from error
+    if kind.pipe_bytes and process.stdin:
+        with contextlib.suppress(OSError):  # more than this user may have: it is slower, and works
+            fcntl.fcntl(process.stdin, F_SETPIPE_SZ, kind.pipe_bytes)
+    return process
 
 
 def _await_ready(kind: WriterKind, process: subprocess.Popen[bytes]) -> None:

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from eagle_plugin.collect.collector import Collector, Ending, StepRows
 from eagle_plugin.collect.metrics import CountFile
-from eagle_plugin.collect.recorder import FeatureRecorder
 from eagle_plugin.collect.settings import CollectSettings, StatesFacts, collect_settings
 from eagle_plugin.runtime.accept import last_tokens
 from eagle_plugin.runtime.host_to_device import to_device
@@ -46,7 +45,8 @@ class StepFeatures:
             stops = frozenset(params.stop_token_ids or ()) | ({params.eos_token_id} - {None})
             most = min(params.max_tokens or self._longest, self._longest - prompt)
             ending = Ending(stops, params.min_tokens, most)
-            self._collector.begin(new.req_id, asked.id, asked.source, asked.split, prompt, asked.given, ending)
+            facts = asked.id, asked.source, asked.split, prompt, asked.given, ending, asked.earlier
+            self._collector.begin(new.req_id, *facts)
 
     def finish(self, request_ids: Iterable[str]) -> None:
         """These requests have ended."""
@@ -106,8 +106,7 @@ def step_features(runner: Any) -> StepFeatures | None:
         return None
     config = runner.vllm_config
     settings = with_facts(settings, config, aux_layers_of(runner.get_model(), config.speculative_config.method))
-    recorder = FeatureRecorder(settings, CountFile(_count_file(config)).update)
-    collector = Collector(recorder, settings.max_length, settings.queue_mib << 20)
+    collector = Collector.of(settings, CountFile(_count_file(config)).update)
     logger.info("eagle-plugin: hidden states of requests that ask for it are stored in %s", settings.shown)
     return StepFeatures(collector, config.model_config.max_model_len)
 

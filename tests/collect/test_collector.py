@@ -8,9 +8,8 @@ import torch
 
 from eagle_plugin.collect.collector import Collector, Ending, StepRows
 from eagle_plugin.collect.recorder import Collected
-from eagle_plugin.traffic.frames import Exchange
 
-WIDTH = 4
+WIDTH, HIDDEN = 4, 1
 NEVER = Ending(frozenset(), 0, 1000)
 
 
@@ -21,9 +20,8 @@ class Kept:
         self.documents: dict[str, Collected] = {}
         self.dropped = Counter[str]()
 
-    def offer(self, exchange: Exchange) -> None:
-        found = Collected.of(exchange)
-        self.documents[found.id] = found
+    def offer(self, exchange: Collected) -> None:
+        self.documents[exchange.id] = exchange
 
     def drop(self, reason: str) -> None:
         self.dropped[reason] += 1
@@ -50,14 +48,20 @@ def rows(*requests: tuple[str, int, list[int], int], padding: int = 0) -> StepRo
 
 def make(max_length: int = 100, most_bytes: int = 1 << 20) -> tuple[Collector, Kept]:
     kept = Kept()
-    return Collector(kept, max_length, most_bytes), kept
+    return Collector(kept, HIDDEN, max_length, most_bytes), kept
+
+
+def states_of(found: Collected) -> list[list[float]]:
+    parts = [torch.cat(part, 1) for part in found.parts]
+    assert all(one.is_contiguous() for part in found.parts for one in part)
+    return torch.cat(parts).tolist()
 
 
 def check(found: Collected, ids: list[int], known: int) -> None:
     """All tokens, with the states of the first ones."""
     assert found.ids == ids
     wanted = [state(token, place) for place, token in enumerate(ids[:known])]
-    assert found.states.tolist() == wanted + [[0.0] * WIDTH] * (len(ids) - known)
+    assert states_of(found) == wanted + [[0.0] * WIDTH] * (len(ids) - known)
 
 
 def test_chunks_of_a_prompt_and_paths_of_trees() -> None:
@@ -91,7 +95,10 @@ def test_what_is_given_has_the_states_of_all_tokens() -> None:
     collector.begin("r", "doc", "s", "train", 4, 2, NEVER)
     collector.add(rows(("r", 0, [10, 11, 12, 13], 99)))
     check(kept.documents["doc"], [10, 11, 12, 13], 4)
-    assert kept.documents["doc"].prompt == 2 and kept.documents["doc"].given
+    assert kept.documents["doc"].prompt == 2 and kept.documents["doc"].given and not kept.documents["doc"].earlier
+    collector.begin("s", "dialogue", "s", "train", 4, 3, NEVER, ((1, 2),))
+    collector.add(rows(("s", 0, [10, 11, 12, 13], 99)))
+    assert kept.documents["dialogue"].earlier == ((1, 2),)
 
 
 def test_long_documents_keep_the_states_of_their_first_tokens() -> None:
@@ -100,8 +107,8 @@ def test_long_documents_keep_the_states_of_their_first_tokens() -> None:
     collector.add(rows(("r", 0, [10, 11, 12], 20)))
     collector.add(rows(("r", 3, [20, 21, 22, 23], 24)))
     found = kept.documents["doc"]
-    assert found.ids == [10, 11, 12, 20, 21, 22, 23, 24] and len(found.states) == 4
-    assert found.states[-1].tolist() == state(20, 3), "the state of a token that is not the last one is known"
+    assert found.ids == [10, 11, 12, 20, 21, 22, 23, 24] and found.rows == 4
+    assert states_of(found)[-1] == state(20, 3), "the state of a token that is not the last one is known"
 
 
 def test_what_is_not_whole_is_dropped_and_counted() -> None:

@@ -106,8 +106,10 @@ def run(server: Server, prompts: Path, target: Path, store: Path, out: Path, *mo
 
 
 def reference(rows: Path, target: Path, store: Path) -> FeatureStore:
-    """What transformers give for the same rows."""
-    arguments = [str(rows), "--target", str(target), "--store", str(store), "--dtype", "float32", "--device", "cpu"]
+    """What transformers give for the same rows, one document per turn: turns in another order are not joined."""
+    turns = rows.with_suffix(".turns.jsonl")
+    turns.write_text("".join(map(format_row, reversed([*read_rows(rows)]))))
+    arguments = [str(turns), "--target", str(target), "--store", str(store), "--dtype", "float32", "--device", "cpu"]
     assert extract.main([*arguments, "--allow-odd-masks"]) == 0
     return FeatureStore(store)
 

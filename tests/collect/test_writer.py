@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import threading
 import time
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,44 +16,127 @@ import torch
 from store_documents import MANIFEST, make_document, write_store
 from tiny_models import tiny_llama
 
-from eagle_plugin.collect.recorder import Collected, FeatureRecorder, writer_kind
-from eagle_plugin.collect.settings import CollectError, CollectSettings, StatesFacts, collect_settings
+from eagle_plugin.collect.recorder import Collected, FeatureRecorder, Rows, writer_kind
+from eagle_plugin.collect.settings import (
+    CollectError,
+    CollectSettings,
+    StatesFacts,
+    collect_settings,
+    default_queue_mib,
+)
+from eagle_plugin.common.host_memory import memory_bytes
 from eagle_plugin.learning.data.collecting.completion import GrowingStore
+from eagle_plugin.learning.data.collecting.pipe import Pipe
 from eagle_plugin.learning.data.collecting.shards import RANK, OpenShards
-from eagle_plugin.learning.data.collecting.writer import document_of
+from eagle_plugin.learning.data.collecting.writer import DocumentWriter
 from eagle_plugin.learning.data.rows import DataError, TokenRow
-from eagle_plugin.learning.data.store.feature_store import FeatureStore
+from eagle_plugin.learning.data.store.feature_store import Document, FeatureStore
 from eagle_plugin.learning.data.store.manifest import Manifest
 from eagle_plugin.learning.data.store.objects import DISK_FULL, LocalFolder
+from eagle_plugin.traffic.frames import pack_counts
 from eagle_plugin.traffic.served import ServedTarget
 from eagle_plugin.traffic.writer_process import check_writer
 
 HIDDEN = 6
 
 
-def collected(ids: list[int], prompt: int, given: bool = False, states: int | None = None) -> Collected:
-    n = len(ids) if states is None else states
-    return Collected("doc", "s", "train", ids, prompt, given, torch.arange(3 * HIDDEN * n).view(n, -1).bfloat16())
+def collected(ids: list[int], prompt: int, given: bool = False, rows: int | None = None, id: str = "doc") -> Collected:
+    """A request whose states are counted; in two parts, as of two steps."""
+    n = len(ids) if rows is None else rows
+    states = torch.arange(3 * HIDDEN * n).view(n, -1).bfloat16()
+    parts = [Rows(part[:, :-HIDDEN].contiguous(), part[:, -HIDDEN:].contiguous()) for part in states.split([3, n - 3])]
+    return Collected(id, "s", "train", ids, prompt, given, parts)
 
 
-def test_documents_as_the_store_has_them() -> None:
-    found = document_of(collected([*range(20)], 5), HIDDEN, 100)
-    assert not isinstance(found, str) and found.aux is not None
+def written(folder: Path, sent: list[Collected], **keys: Any) -> tuple[Counter[str], list[Document]]:
+    """What the writer of a store makes of what it is sent: its counts and the documents."""
+    manifest = Manifest(**{**vars(MANIFEST), **keys})
+    out, into = os.pipe()
+    writer = DocumentWriter(OpenShards(str(folder), manifest, 2000))
+
+    def send() -> None:
+        with open(into, "wb") as pipe:
+            for one in sent:
+                pipe.writelines(one.frame())
+                pipe.write(pack_counts({"dropped:queue_full": 1}))
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    writer.run(Pipe(out))
+    thread.join()
+    os.close(out)
+    if not any(folder.glob("shard-*")):
+        return writer.counts, []
+    with pytest.MonkeyPatch.context() as patch:
+        store = growing(folder, patch)
+        store.complete()
+    store = FeatureStore(folder)
+    return writer.counts, [store.read(entry) for entry in store.entries]
+
+
+def test_documents_as_the_store_has_them(tmp_path: Path) -> None:
+    counts, (found,) = written(tmp_path, [collected([*range(20)], 5)])
+    assert found.aux is not None and counts == {"documents": 1, "tokens": 20, "bytes": 20 * (36 + 5) + 4}
     assert found.ids.tolist() == [*range(20)] and found.mask.tolist() == [False] * 5 + [True] * 15
-    assert found.aux.shape == (20, 2 * HIDDEN) and found.last.shape == (20, HIDDEN)
-    assert torch.equal(found.last[3], (torch.arange(3 * 18 + 12, 3 * 18 + 18)).bfloat16())
-    cut = document_of(collected([*range(20)], 5, states=12), HIDDEN, 12)
-    assert not isinstance(cut, str) and len(cut.ids) == len(cut.last) == 12
-    assert document_of(collected([*range(20)], 15), HIDDEN, 100) == "too_short"
-    assert document_of(collected([1] * 5 + [7] * 128, 5), HIDDEN, 500) == "looping"
-    assert not isinstance(document_of(collected([1] * 5 + [7] * 128, 5, given=True), HIDDEN, 500), str)
-    assert document_of(collected([*range(20)], 11, given=True), HIDDEN, 12) == "too_short"
-    assert document_of(collected([*range(20)], 5, states=19), HIDDEN, 100) == "incomplete"
+    states = torch.arange(3 * HIDDEN * 20).view(20, -1).bfloat16()
+    assert torch.equal(found.aux, states[:, :-HIDDEN]) and torch.equal(found.last, states[:, -HIDDEN:])
+    counts, (cut,) = written(tmp_path / "cut", [collected([*range(20)], 5, rows=12)], max_length=12)
+    assert cut.ids.tolist() == [*range(12)] and torch.equal(cut.last, states[:12, -HIDDEN:])
+    half = written(tmp_path / "half", [collected([*range(20)], 5)], states="float8")[1][0]
+    assert torch.equal(half.ids, found.ids) and torch.equal(half.mask, found.mask) and half.aux is not None
+    torch.testing.assert_close(half.aux, found.aux, rtol=1 / 16, atol=1)
 
 
-def test_a_store_without_aux_states() -> None:
-    found = document_of(collected([*range(20)], 5)._replace(states=torch.zeros(20, HIDDEN)), HIDDEN, 100)
-    assert not isinstance(found, str) and found.aux is None and found.last.shape == (20, HIDDEN)
+@pytest.mark.parametrize("states", ["bfloat16", "float8"])
+def test_all_answers_of_a_dialogue_are_marked(tmp_path: Path, states: str) -> None:
+    sent = replace(collected([*range(20)], 15, given=True), earlier=[(3, 6), (8, 9)])
+    (found,) = written(tmp_path, [sent], states=states)[1]
+    assert found.mask.nonzero()[:, 0].tolist() == [3, 4, 5, 8, 15, 16, 17, 18, 19]
+    assert FeatureStore(tmp_path).entries[0].n_response == 9
+
+
+def test_what_is_left_out_and_what_comes_after_it(tmp_path: Path) -> None:
+    sent = [
+        collected([*range(20)], 15, id="short"),
+        collected([1] * 5 + [7] * 128, 5, id="loop"),
+        collected([1] * 5 + [7] * 128, 5, given=True, id="a loop that was given"),
+        collected([*range(20)], 5, rows=19, id="not whole"),
+        collected([*range(20)], 5, id="good"),
+    ]
+    counts, found = written(tmp_path, sent, max_length=500)
+    assert [one.id for one in found] == ["a loop that was given", "good"] and counts["documents"] == 2
+    assert {name: counts[name] for name in counts if name.startswith("dropped:")} == {
+        "dropped:too_short": 1, "dropped:looping": 1, "dropped:incomplete": 1
+    }  # fmt: skip
+    assert written(tmp_path / "cut", [collected([*range(20)], 11, given=True)], max_length=12)[0] == {
+        "dropped:too_short": 1
+    }
+
+
+def test_a_frame_that_ends_in_the_middle_leaves_what_was_whole(tmp_path: Path) -> None:
+    class Half(Collected):
+        def frame(self) -> Any:
+            return super().frame()[:-1]
+
+    whole = collected([*range(20)], 5)
+    assert [one.id for one in written(tmp_path, [whole, Half(**vars(whole) | {"id": "half"})])[1]] == ["doc"]
+
+
+def test_a_store_without_aux_states(tmp_path: Path) -> None:
+    rows = Rows(torch.zeros(20, 0).bfloat16(), torch.ones(20, HIDDEN).bfloat16())
+    sent = replace(collected([*range(20)], 5), parts=[rows])
+    (found,) = written(tmp_path, [sent], aux_layers=())[1]
+    assert found.aux is None and torch.equal(found.last, rows.last)
+
+
+def test_many_shards_are_written_by_threads_and_every_one_is_whole(tmp_path: Path) -> None:
+    """Memory is used again: a document that was written over before its shard was would have another digest."""
+    sent = [collected([number, *range(19 + number % 9)], 5, id=f"doc-{number}") for number in range(120)]
+    counts, found = written(tmp_path, sent)
+    assert counts["documents"] == 120 and {one.id: one.ids[0].item() for one in found} == {
+        f"doc-{number}": number for number in range(120)
+    }
+    assert len(list(tmp_path.glob("shard-*"))) > 30
 
 
 def rows_of(numbers: range) -> list[TokenRow]:
@@ -158,7 +245,7 @@ def wait_for(recorder: FeatureRecorder, name: str, count: int) -> None:
 
 
 def frame(number: int) -> Any:
-    return collected([number, *range(19)], 5)._replace(id=f"doc-{number}").frame()
+    return collected([number, *range(19)], 5, id=f"doc-{number}")
 
 
 def test_the_process_writes_what_it_is_sent_when_no_more_comes(settings: CollectSettings) -> None:
@@ -176,7 +263,7 @@ def test_the_process_writes_what_it_is_sent_when_no_more_comes(settings: Collect
 def test_a_full_disk_drops_what_it_cannot_take_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shards = OpenShards(str(tmp_path), MANIFEST, 2000)
 
-    def full(path: Path, data: bytes) -> None:
+    def full(path: Path, *parts: bytes) -> None:
         raise OSError(DISK_FULL[0], "no space")
 
     with monkeypatch.context() as patch:
@@ -204,7 +291,10 @@ def test_settings() -> None:
     found = collect_settings(given)
     assert found is not None and (found.url, found.max_length, found.shard_mib) == ("/data/f", 4096, 64)
     assert collect_settings({}) is None and CollectSettings.from_json(found.to_json()) == found
-    assert json.loads(found.to_json())["queue_mib"] == 1024 and found.states == "bfloat16"
+    assert json.loads(found.to_json())["queue_mib"] == default_queue_mib(memory_bytes()) and found.states == "bfloat16"
+    assert [default_queue_mib(gib << 30) for gib in (4, 256, 2048)] == [1024, 8192, 16384]
+    small = collect_settings(given | {"EAGLE_FEATURES_QUEUE_MIB": "64"})
+    assert small is not None and small.queue_bytes == 64 << 20
     half = collect_settings(given | {"EAGLE_FEATURES_STATES": "float8"})
     assert half is not None and half.states == "float8" == CollectSettings.from_json(half.to_json()).states
     for wrong, sentence in (

@@ -26,7 +26,9 @@ def store(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("sources", [ALL, NONE, Sources(head=True, lookup=False)])
-@pytest.mark.parametrize("asked", [None, Features("a"), Features(**ASKED)])
+@pytest.mark.parametrize(
+    "asked", [None, Features("a"), Features(**ASKED), Features("d", given=9, earlier=((1, 4), (5, 7)))]
+)
 def test_an_engine_carries_both_as_one_text(sources: Sources, asked: Features | None) -> None:
     text = text_of(sources, asked)
     assert isinstance(text, str) and read_sources(text) == sources and read_features(text) == asked
@@ -46,6 +48,10 @@ def test_nothing_is_stored_unless_it_is_asked_for(value: object) -> None:
         ({"id": "a", "name": "b"}, 'eagle_plugin.features has the name "name", wanted one of id, source, split, given'),
         ({"id": "a", "split": "test"}, 'eagle_plugin.features.split is "test", wanted train or val'),
         ({"id": "a", "given": 0}, "eagle_plugin.features.given is 0, wanted how many tokens of the prompt precede"),
+        ({"id": "a", "given": 5, "earlier": [[1, 6]]}, "eagle_plugin.features.earlier is [[1, 6]], wanted begin and"),
+        ({"id": "a", "given": 5, "earlier": [[2, 4], [1, 5]]}, "eagle_plugin.features.earlier is [[2, 4], [1, 5]]"),
+        ({"id": "a", "earlier": [[0, 1]]}, "eagle_plugin.features.earlier is [[0, 1]], wanted"),
+        ({"id": "a", "given": 5, "earlier": 3}, "eagle_plugin.features.earlier is 3, wanted"),
         ({"id": "a" * 400}, "eagle_plugin.features has an id or a source that is no text of at most 300 characters"),
     ],
 )
@@ -74,9 +80,11 @@ def post(body: dict[str, Any]) -> tuple[httpx.Response, list[Any]]:
     return asyncio.run(ask()), reached
 
 
-def test_a_client_learns_whether_its_states_are_stored() -> None:
+def test_a_client_learns_whether_its_states_are_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EAGLE_FEATURES_QUEUE_MIB", "64")
     answer, (body,) = post({"prompt": "x", FIELD: {"features": ASKED, "draft": False}})
     assert answer.headers["x-eagle-features"] == "on" and FIELD not in body
+    assert answer.headers["x-eagle-features-queue"] == str(64 << 20)
     assert read_features(body["vllm_xargs"][FIELD]) == Features(**ASKED)
     assert read_sources(body["vllm_xargs"][FIELD]) == NONE
     answer, _ = post({"prompt": "x", FIELD: {"draft": False}})

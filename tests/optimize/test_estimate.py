@@ -186,6 +186,20 @@ def test_more_devices_share_the_work(tiny_target, tmp_path, capsys) -> None:
     assert two["serving_bytes"] == one["serving_bytes"] / 2 and two["hours"] == pytest.approx(one["hours"])
 
 
+def test_a_job_trains_on_all_gpus_and_does_all_else_on_one(tiny_target, tmp_path, capsys) -> None:
+    path, common = write_recipe(tmp_path, tiny_target), ["--dialogues", 10_000, "--devices", 8]
+    cpu = estimated(capsys, path, *common, "--device", "cpu")
+    gpus = estimated(capsys, path, *common, "--device", "cuda")
+    two = estimated(capsys, path, *common, "--device", "cuda", "--set", "train_processes=2")
+    rest = gpus["hours"] - gpus["train_head_hours"]
+    assert cpu["job_hours"] == pytest.approx(cpu["hours"])
+    assert gpus["job_hours"] == pytest.approx(rest + gpus["train_head_hours"] / 8)
+    assert two["job_hours"] == pytest.approx(rest + gpus["train_head_hours"] / 2)
+    keys = ["--set", "train_processes=2", "--set", "train.head.budget={minutes: 30}"]
+    timed = estimated(capsys, path, *common, "--device", "cuda", *keys)
+    assert timed["train_head_hours"] == pytest.approx(2 * 0.5) and timed["job_hours"] == pytest.approx(rest + 0.5)
+
+
 def test_without_speeds_this_machine_is_measured(tiny_target, tmp_path, capsys, monkeypatch) -> None:
     monkeypatch.setattr(estimate_command, "SECONDS", 0.01)
     monkeypatch.setattr(estimate_command, "SIDE", 64)

@@ -107,6 +107,23 @@ def test_documents_that_do_not_come_are_asked_for_again(
         run_training(tmp_path, "none", served(features, tmp_path / "none", server.url))
 
 
+def test_nothing_is_dropped_where_a_server_says_how_much_its_queue_holds(
+    features, stored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a queue that holds about two updates of eight, without which documents are dropped and computed again."""
+    queue = 2 * 200 * 2 * 64 * 4
+    with FeatureEndpoint(features.store, tmp_path / "spool", queue=queue) as server:
+        run = run_training(tmp_path, "run", served(features, tmp_path / "spool", server.url))
+        assert server.dropped == 0
+    assert weights(run) == weights(stored) and left_in(tmp_path / "spool") == []
+    monkeypatch.setattr(online, "PATIENCE_S", 3.0)
+    monkeypatch.setattr(online, "TRIES", 20)
+    with FeatureEndpoint(features.store, tmp_path / "silent", queue=queue, told=False) as silent:
+        control = run_training(tmp_path, "control", served(features, tmp_path / "silent", silent.url))
+        assert silent.dropped > 0 and silent.asked > server.asked
+    assert weights(control) == weights(stored)
+
+
 @pytest.mark.slow
 def test_two_processes_read_from_one_store(features, stored: Path, tmp_path: Path) -> None:
     spool = tmp_path / "spool"

@@ -31,8 +31,9 @@ from eagle_plugin.common.progress import ProgressBars, report_progress
 from eagle_plugin.common.url_credentials import without_credentials
 from eagle_plugin.learning.data.collecting.command import complete, missing_line, store_table
 from eagle_plugin.learning.data.collecting.completion import PATIENCE_S, GrowingStore
+from eagle_plugin.learning.data.dialogues import read_dialogues
 from eagle_plugin.learning.data.generation.run import GenerationSettings
-from eagle_plugin.learning.data.rows import MIN_RESPONSE, DataError, TokenRow, read_rows
+from eagle_plugin.learning.data.rows import MIN_RESPONSE, DataError, TokenRow
 from eagle_plugin.learning.data.store.extraction import (
     BATCH_TOKENS,
     MAX_LENGTH,
@@ -79,7 +80,7 @@ def _ask_servers(arguments: argparse.Namespace) -> int:
     store = GrowingStore(arguments.store, target_folder(arguments.target))
     settings = GenerationSettings(concurrency=arguments.concurrency, collects=True)
     store.add_sources(Path(arguments.rows))
-    rows = partial(read_rows, arguments.rows)
+    rows = partial(read_dialogues, arguments.rows, store.manifest.max_length)
     found = complete(store, rows, arguments.endpoint, settings, PATIENCE_S, console, given=True)
     Console().print(store_table(store, found), highlight=False)
     if found.missing:
@@ -145,9 +146,10 @@ def _shards(
     arguments: argparse.Namespace, manifest: Manifest, run: Run, earlier: set[str], stats: ExtractionStats
 ) -> Iterator[list[list[TokenRow]]]:
     """The batches of every shard of this process."""
-    own = (row for k, row in enumerate(read_rows(arguments.rows)) if k % run.world == run.rank)
-    rows = select_rows(own, earlier, arguments.max_length, stats)
-    return form_shards(rows, manifest, arguments.batch_tokens, arguments.shard_mib * MIB)
+    rows = read_dialogues(arguments.rows, arguments.max_length)
+    own = (row for k, row in enumerate(rows) if k % run.world == run.rank)
+    selected = select_rows(own, earlier, arguments.max_length, stats)
+    return form_shards(selected, manifest, arguments.batch_tokens, arguments.shard_mib * MIB)
 
 
 def _verify(writer: FeatureWriter, bar: ProgressBars, quickly: bool) -> None:
@@ -210,7 +212,7 @@ def _report(arguments: argparse.Namespace, stats: ExtractionStats, total: int, r
     table = Table(show_header=False, box=None)
     for name, value in (
         ("store", without_credentials(arguments.store)),
-        ("rows", f"{total:,}" + (f" of process {rank} of {world}" if world > 1 else "")),
+        ("documents", f"{total:,}" + (f" of process {rank} of {world}" if world > 1 else "")),
         ("extracted", f"{stats.done:,} documents, {stats.tokens:,} tokens, {padding:.1%} padding"),
         ("in the store before", f"{stats.kept:,}"),
         (

@@ -98,7 +98,7 @@ def estimate(job: JobFile, asked: Asked) -> list[Stat]:
             *_target(job, target, store, asked),
             *_features(job, target, store, layout, asked),
         ]
-        head = None
+        head, processes = None, job.train_processes or asked.devices
         for stage in list_stages(job, folder, Path("out"), minutes=job.train_minutes):
             if not stage.recipe:
                 continue
@@ -112,13 +112,26 @@ def estimate(job: JobFile, asked: Asked) -> list[Stat]:
                 target.dtype_bytes,
                 document=store.tokens / max(1, store.documents),
                 responses=store.response_tokens / max(1, store.tokens),
-                processes=asked.devices,
+                processes=processes,
                 device=asked.device,
             )
-            stats += _training(stage.name, settings, sizes, store, asked, target if job.online else None)
-    hours = sum(stat.value for stat in stats if stat.unit == "h")
-    shared = Stat("shared_hours", f"the same, shared by {asked.devices}", hours / asked.devices, "h", "rough")
-    return [*stats, Stat("hours", "all of it, hours of one device", hours, "h", "rough"), shared]
+            theirs = asked._replace(devices=processes)
+            stats += _training(stage.name, settings, sizes, store, theirs, target if job.online else None)
+    hours = {stat.key: stat.value for stat in stats if stat.unit == "h"}
+    training = sum(hours[f"{_key(f'train {name}')}_hours"] for name in job.train)
+    total, here = sum(hours.values()), _processes_here(job, asked)
+    parts = {
+        "hours": ("all of it, hours of one device", total),
+        "shared_hours": (f"the same, shared by {asked.devices}", total / asked.devices),
+        "job_hours": (f"a job: its training on {here}, all else on one", total - training + training / here),
+    }
+    return [*stats, *(Stat(key, text, value, "h", "rough") for key, (text, value) in parts.items())]
+
+
+def _processes_here(job: JobFile, asked: Asked) -> int:
+    """Devices on which a job trains: without `train_processes` all GPUs, and one process on a CPU."""
+    wanted = asked.devices if asked.device == "cuda" else 1
+    return min(job.train_processes or wanted, asked.devices)
 
 
 def known_targets() -> list[tuple[str, int, int, str, list[float]]]:
@@ -221,7 +234,7 @@ def _training(
     if budget.minutes is not None:
         hours = budget.minutes / 60 * asked.devices
         tokens = hours * 3600 * asked.tflops * 1e12 / sizes.flops_per_token
-    key = name.replace(" ", "_")
+    key = _key(name)
     given: How = "rough" if budget.minutes is not None else "derived"
     states = []
     if online is not None:
@@ -242,6 +255,10 @@ def _training(
         Stat(f"{key}_hours", f"{name}, hours of one device", hours, "h", "rough"),
         *states,
     ]
+
+
+def _key(stage: str) -> str:
+    return stage.replace(" ", "_")
 
 
 def _hours(flops: float, read: float, asked: Asked) -> float:

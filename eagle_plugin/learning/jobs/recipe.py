@@ -112,6 +112,7 @@ class JobRecipe(_Section):
     aux_layers: list[Positive] | None = None
     states: StatesForm = "bfloat16"  # in which the features are stored
     train: dict[str, dict[str, Any]] = {}  # name -> keys of `eagle-plugin train`, in order
+    train_processes: Positive | None = None  # of each training run; default: one per GPU, one without a GPU
     allow_licenses: list[str] = []  # of the sources; default: any
     accept_terms: list[str] = []  # sources on which you may train although their terms forbid it
     evaluate: list[str] = ["mtbench", "humaneval", "gsm8k"]  # held-out sets; [] skips check and evaluation

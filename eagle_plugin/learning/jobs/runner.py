@@ -31,6 +31,7 @@ from eagle_plugin.learning.jobs.stage import Stage
 from eagle_plugin.learning.jobs.stage_process import StageKilled, StopRequested, call
 from eagle_plugin.learning.jobs.stage_record import begin_anew, is_done, note_settings
 from eagle_plugin.learning.jobs.stages import data_stages, head_stages
+from eagle_plugin.learning.jobs.training_processes import MODULE, processes_of
 from eagle_plugin.learning.jobs.watch import Watch
 
 JOB_FILE = "job.json"  # in each folder: which stages of it are done
@@ -133,6 +134,11 @@ def run_job(
 
 def _attempt(stage: Stage, job: JobRecipe, target: Path, home: Path, console: Console, log: Path, watch: Watch) -> None:
     """Run a stage; what it had made before is continued."""
+    processes = processes_of(stage, job)
+    if processes > 1:
+        console.print(f"in {processes} processes", highlight=False)
+        call([str(processes), *stage.args[1:]], stage.name, log, watch, MODULE)
+        return
     with _endpoint(stage, job, target, home, console) as extra:
         call([*stage.args, *extra], stage.name, log, watch, stage.module)
 

@@ -60,7 +60,7 @@ def call(args: Sequence[str], name: str, log: Path, watch: Watch, module: str | 
             stderr=subprocess.STDOUT,
             env=environment,
             start_new_session=True,
-            preexec_fn=_end_with_job,
+            preexec_fn=end_with_parent,
         )
         pump = threading.Thread(target=_copy, args=(process.stdout, file), daemon=True)
         pump.start()
@@ -96,8 +96,8 @@ def call(args: Sequence[str], name: str, log: Path, watch: Watch, module: str | 
     raise JobError(f"the stage '{name}' ended with exit code {code}; see its message above, then run the job again")
 
 
-def _end_with_job() -> None:
-    """In the new process: SIGTERM if the job is killed, so that no stage goes on alone and holds its files."""
+def end_with_parent() -> None:
+    """In a new process: SIGTERM if its parent is killed, so that no stage goes on alone and holds its files."""
     if _LIBC is not None:
         _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from eagle_plugin.learning.data.collecting.room import SHARE, sent_bytes
 from eagle_plugin.learning.data.collecting.servers import Asked, FeatureServers
 from eagle_plugin.learning.data.collecting.spool import Spool
 from eagle_plugin.learning.data.generation.run import GenerationSettings
@@ -33,8 +34,9 @@ TRIES = 3
 class OnlineSource:
     """The rows of a recipe, each sent as one prefill to a server with `EAGLE_FEATURES` when it is needed.
 
-    At most `data.online.ahead` updates are asked for in advance, so that neither the servers' queues nor their store
-    hold more. Held-out documents are the same in every evaluation and stay in memory.
+    At most `data.online.ahead` updates are asked for in advance, so that the store and this process hold no more, and
+    of them never more than fits into the servers' queues, so that nothing is dropped and computed twice. Held-out
+    documents are the same in every evaluation and stay in memory.
 
     Raises:
         DataError: no server answers, or the store has other documents.
@@ -46,8 +48,10 @@ class OnlineSource:
         self.readers, self.aux_layers = settings.online.ahead, manifest.aux_layers
         self._list = RowList(settings.rows, manifest.vocab_size, manifest.max_length)
         self.items, self.terms = self._list.items, self._list.terms
-        self._lock, self._numbers, self._newest = threading.Lock(), itertools.count(), 0.0
+        self._changed, self._numbers, self._newest = threading.Condition(), itertools.count(), 0.0
         self._closed = False
+        self._fault: Exception | None = None
+        self._manifest = manifest
         self._waiting: set[str] = set()
         self._came: dict[str, Document] = {}
         self._held_out: dict[int, Document] = {}
@@ -59,7 +63,10 @@ class OnlineSource:
         ranks.wait()  # until it is cleared
         concurrency = settings.online.concurrency
         asked = GenerationSettings(concurrency=concurrency, timeout_s=TIMEOUT_S, tries=1, collects=True)
-        self._servers = FeatureServers(settings.online.servers, asked, Console(stderr=True, quiet=not ranks.writes))
+        console = Console(stderr=True, quiet=not ranks.writes)
+        self._servers = FeatureServers(settings.online.servers, asked, console, SHARE / ranks.world)
+        self._taker = threading.Thread(target=self._take_all, name="feature-store", daemon=True)
+        self._taker.start()
 
     def read(self, indices: Sequence[int]) -> list[Document]:
         """The documents of the rows, as soon as servers have computed them.
@@ -67,26 +74,29 @@ class OnlineSource:
         Raises:
             DataError: they do not come.
         """
-        with self._lock:
+        with self._changed:
             documents = {i: self._held_out[i] for i in indices if i in self._held_out}
             names = {self._spool.name(next(self._numbers)): i for i in indices if i not in documents}
             self._waiting |= names.keys()
+            self._changed.notify_all()
         missing = set(names)
         for _ in range(TRIES):
             self._servers.ask([self._asked(name, names[name]) for name in names if name in missing])
             missing = self._wait(missing)
             if not missing:
                 break
+            self._servers.forget(missing)
         else:
             row = self._list.rows[names[min(missing)]]
             raise DataError(
                 f"{len(missing):,} documents, among them row {row.id!r}, were answered by servers and did not reach "
                 f"{self._spool.url}; is it their EAGLE_FEATURES? The servers' logs say what was dropped"
             )
-        with self._lock:
+        with self._changed:
             self._waiting -= names.keys()
             for name, i in names.items():
-                documents[i] = replace(self._came.pop(name), id=self._list.rows[i].id)
+                row = self._list.rows[i]  # the server knows the last one of several answers
+                documents[i] = replace(self._came.pop(name), id=row.id, mask=row.mask())
                 if self.items[i].split == "val":
                     self._held_out[i] = documents[i]
         return [documents[i] for i in indices]
@@ -98,23 +108,50 @@ class OnlineSource:
         return self._list.count()
 
     def close(self) -> None:
-        self._closed = True
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
         self._servers.close()
 
     def _asked(self, name: str, index: int) -> Asked:
         row = self._list.rows[index]
-        return Asked(name, row.source, row.split, row.ids.tolist(), row.prompt)
+        ids = row.ids.tolist()
+        return Asked(name, row.source, row.split, ids, row.prompt, sent_bytes(self._manifest, len(ids)))
+
+    def _take_all(self) -> None:
+        """Take what comes, also while more is asked for: servers are not asked for more than they have room for."""
+        while True:
+            with self._changed:
+                while not self._closed and len(self._came) == len(self._waiting):
+                    self._changed.wait()
+                if self._closed:
+                    return
+            try:
+                came = self._spool.take()
+            except Exception as error:  # whoever waits raises it
+                with self._changed:
+                    self._fault = error
+                    self._changed.notify_all()
+                return
+            if not came:
+                time.sleep(PAUSE_S)
+                continue
+            with self._changed:
+                self._newest = time.monotonic()
+                self._came |= {name: document for name, document in came.items() if name in self._waiting}
+                self._changed.notify_all()
+            self._servers.came(came)
 
     def _wait(self, names: Iterable[str]) -> set[str]:
         """Wait for documents; those that have not come although nothing else comes either."""
         answered = time.monotonic()
-        while not self._closed:
-            with self._lock:
-                if came := self._spool.take():
-                    self._newest = time.monotonic()
-                    self._came |= {name: document for name, document in came.items() if name in self._waiting}
+        with self._changed:
+            while not self._closed:
+                if self._fault is not None:
+                    raise self._fault
                 missing = {name for name in names if name not in self._came}
-            if not missing or time.monotonic() > max(answered, self._newest) + PATIENCE_S:
-                return missing
-            time.sleep(PAUSE_S)
+                left = max(answered, self._newest) + PATIENCE_S - time.monotonic()
+                if not missing or left <= 0:
+                    return missing
+                self._changed.wait(left)
         raise DataError("the run has ended")  # read by nobody

@@ -138,7 +138,7 @@ class TargetSource:
                 source=row.source,
                 split=row.split,
                 ids=ids[i, :n],
-                mask=torch.arange(n) >= row.prompt,
+                mask=row.mask(),
                 aux=None if aux is None else aux[i, :n].to(torch.bfloat16),
                 last=last[i, :n].to(torch.bfloat16),
             )

@@ -67,7 +67,7 @@ def complete(
         missing = store.missing(rows()) if given else store.wait(rows, told, patience_s)
         if missing:
             found.given = len(missing)
-            found.refused = asyncio.run(collect_given(missing, urls, settings, longest, console))
+            found.refused = asyncio.run(collect_given(missing, urls, settings, store, console))
             missing = store.wait(rows, told, patience_s)
         found.missing = len(missing)
     found.documents, found.lost = store.complete()

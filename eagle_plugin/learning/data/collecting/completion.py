@@ -69,8 +69,9 @@ class GrowingStore:
         """Record the sources of a file of rows."""
         add_sources(self._folder, rows)
 
-    def look(self) -> bool:
-        """Read what is new; whether anything was."""
+    def look(self) -> list[str]:
+        """Read new shards; the documents in them that were not there before."""
+        found: list[str] = []
         names = {name: size for name, size in self._folder.sizes().items() if SHARD_NAME.fullmatch(name)}
         new = names.keys() - self._seen
         for name in sorted(new):
@@ -79,9 +80,11 @@ class GrowingStore:
             except ShardDamage:  # `complete` names it
                 continue
             for entry in shard.entries:
-                self.lengths.setdefault(entry.id, entry.length)
+                if entry.id not in self.lengths:
+                    self.lengths[entry.id] = entry.length
+                    found.append(entry.id)
         self._seen |= new
-        return bool(new)
+        return found
 
     def missing(self, rows: Iterable[TokenRow]) -> list[TokenRow]:
         """The rows that become documents and are not there, as far as it was looked."""

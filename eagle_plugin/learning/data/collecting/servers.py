@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
 from rich.console import Console
 from rich.markup import escape
 
+from eagle_plugin.learning.data.collecting.room import SHARE, Room
 from eagle_plugin.learning.data.generation.endpoints import (
     EndpointDead,
     RequestRefused,
@@ -24,6 +25,7 @@ T = TypeVar("T")
 REOPEN_S = 5.0  # between two tries of a server that has stopped answering
 MOST_FAULTS = 3
 PATIENCE_S = 600.0  # without any server
+LOST_S = 1.0  # between two looks for documents that were lost, while no server has room
 
 
 class Asked(NamedTuple):
@@ -34,17 +36,23 @@ class Asked(NamedTuple):
     split: str
     ids: list[int]  # prompt and answer
     prompt: int  # tokens of the prompt
+    size: int = 0  # bytes in a server's queue, of `room.sent_bytes`
 
 
 class FeatureServers:
     """Gives each request to the server that has the fewest. One that stops answering is tried again every few seconds.
 
+    A server is asked for no more than its queue holds until `came` says what is in the store (`room.Room`).
+
     Raises:
         DataError: none answers.
     """
 
-    def __init__(self, urls: Sequence[str], settings: GenerationSettings, console: Console) -> None:
-        self._settings, self._console = settings, console
+    def __init__(
+        self, urls: Sequence[str], settings: GenerationSettings, console: Console, share: float = SHARE
+    ) -> None:
+        """share: of a server's queue, for this process."""
+        self._settings, self._console, self._room = settings, console, Room(share)
         self._lock, self._closed = threading.Lock(), False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="feature-servers", daemon=True)
@@ -66,6 +74,23 @@ class FeatureServers:
         """
         self._run(self._ask_all(documents))
 
+    def came(self, names: Iterable[str]) -> None:
+        """Documents are in the store: servers have room for others."""
+        self._tell(self._room.came, names)
+
+    def forget(self, names: Iterable[str]) -> None:
+        """Documents that do not come."""
+        self._tell(self._room.forget, names)
+
+    def _tell(self, call: Callable[[list[str]], None], names: Iterable[str]) -> None:
+        def tell(names: list[str]) -> None:
+            call(names)
+            self._freed.set()
+
+        with self._lock:
+            if not self._closed:
+                self._loop.call_soon_threadsafe(tell, [*names])
+
     def close(self) -> None:
         """Forget requests that are on their way."""
         with self._lock:  # what was given to the loop before is cancelled, and nothing comes after
@@ -86,8 +111,8 @@ class FeatureServers:
 
     async def _open(self, urls: Sequence[str]) -> None:
         self._client = make_client(self._settings)
-        self._some = asyncio.Event()
-        self._room = asyncio.Semaphore(self._settings.concurrency * len(urls))
+        self._some, self._freed = asyncio.Event(), asyncio.Event()
+        self._slots = asyncio.Semaphore(self._settings.concurrency * len(urls))
         endpoints = await open_endpoints(urls, self._client, self._settings, self._console)
         self._alive = [endpoint for endpoint in endpoints if not endpoint.dead]
         for endpoint in endpoints:
@@ -103,16 +128,20 @@ class FeatureServers:
 
     async def _ask(self, document: Asked) -> None:
         faults = 0  # of servers that answer something else, but not this
-        async with self._room:
+        async with self._slots:
             while True:
-                endpoint = await self._choose()
+                endpoint = await self._choose(document.size)
                 self._busy[endpoint.url] += 1
+                self._room.ask(document.id, endpoint.url, document.size)
                 try:
-                    await endpoint.store_given(*document)
+                    await endpoint.store_given(*document[:-1])
+                    self._room.answered(document.id)
                     return
                 except EndpointDead as error:
+                    self._room.forget([document.id])
                     self._reopen_later(endpoint, str(error))
                 except RequestRefused as error:
+                    self._room.forget([document.id])
                     faults += 1
                     if error.final:
                         raise DataError(
@@ -128,7 +157,20 @@ class FeatureServers:
                 finally:
                     self._busy[endpoint.url] -= 1
 
-    async def _choose(self) -> TargetEndpoint:
+    async def _choose(self, size: int) -> TargetEndpoint:
+        """The server with the fewest requests among those that have room for a document."""
+        while True:
+            await self._wait_for_some()
+            fits = [one for one in self._alive if self._room.fits(one.url, one.queue_bytes, size)]
+            if fits:
+                return min(fits, key=lambda endpoint: self._busy[endpoint.url])
+            self._freed.clear()
+            try:
+                await asyncio.wait_for(self._freed.wait(), LOST_S)
+            except (TimeoutError, asyncio.TimeoutError):  # two classes before Python 3.11
+                self._room.forget_lost()
+
+    async def _wait_for_some(self) -> None:
         try:
             await asyncio.wait_for(self._some.wait(), PATIENCE_S)
         except (TimeoutError, asyncio.TimeoutError) as error:  # two classes before Python 3.11
@@ -136,7 +178,6 @@ class FeatureServers:
                 f"no server of data.online has answered for {PATIENCE_S:g} s ({self._reasons()}); start one and run "
                 "the same command again: it continues from the last checkpoint"
             ) from error
-        return min(self._alive, key=lambda endpoint: self._busy[endpoint.url])
 
     def _reasons(self) -> str:
         return "; ".join(f"{name}: {reason}" for name, reason in self._why.items())
@@ -148,6 +189,8 @@ class FeatureServers:
         elif endpoint.name in self._why:  # another of its requests was first
             return
         self._why[endpoint.name] = endpoint.dead = reason
+        self._room.forget_server(endpoint.url)
+        self._freed.set()
         if not self._alive:
             self._some.clear()
         task = asyncio.ensure_future(self._reopen(endpoint))
@@ -167,6 +210,7 @@ class FeatureServers:
             del self._why[endpoint.name]
             self._alive.append(again)
             self._some.set()
+            self._freed.set()
             return
 
     async def _end(self) -> None:

@@ -3,25 +3,52 @@
 There is no plan before the first document. So each shard has the number of the plan that comes next, and the store is
 not whole until `completion` has recorded that plan. A shard is named by the time, so that no name comes twice, also
 where another server's shard, or one that was read and removed, had it before.
+
+The documents of a shard lie one after another in one piece of memory, where they are made, hashed and written from. The
+memory is used again. Threads hash documents and write whole shards while the next one grows.
 """
 
 from __future__ import annotations
 
+import hashlib
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
 
 from eagle_plugin.learning.data.store.feature_store import check_manifest
 from eagle_plugin.learning.data.store.manifest import Manifest
 from eagle_plugin.learning.data.store.objects import ObjectExists, open_folder
 from eagle_plugin.learning.data.store.plan import PLAN_NAME
-from eagle_plugin.learning.data.store.shards import Document, Entry, encode, write_shard
+from eagle_plugin.learning.data.store.shards import Document, Entry, Layout, encode_into, write_shard
 
 RANK = 999  # in the names of these shards: `data features` has ranks from 0 on
 RETRIES = 100  # of a name that another server has taken in the same millisecond
+THREADS = 4  # that hash and write
+
+
+class Written(NamedTuple):
+    """What became of a shard."""
+
+    documents: int
+    size: int  # bytes of its documents
+    error: Exception | None  # it was not written
+
+
+class _Shard:
+    """A shard that grows."""
+
+    def __init__(self, memory: np.ndarray) -> None:
+        self.memory, self.used = memory, 0
+        self.documents: list[tuple[Entry, memoryview, Future[str]]] = []
 
 
 class OpenShards:
-    """The shards of one server; `flush` writes what was added.
+    """The shards of one server; `flush` writes what was added. Made for one thread, which adds.
 
     Raises:
         DataError: the store is of another target or other settings, or it cannot be written.
@@ -30,54 +57,120 @@ class OpenShards:
     def __init__(
         self, url: str, manifest: Manifest, shard_bytes: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._folder, self._manifest, self._shard_bytes, self._clock = open_folder(url), manifest, shard_bytes, clock
+        self._folder, self.manifest, self._shard_bytes, self._clock = open_folder(url), manifest, shard_bytes, clock
         check_manifest(self._folder, manifest)
-        self._documents: list[tuple[Entry, bytes]] = []
-        self._bytes, self._newest = 0, 0.0
-        self._last = 0  # number of the newest shard
+        self._pool = ThreadPoolExecutor(THREADS, "shards")
+        self._open: _Shard | None = None
+        self._free: list[np.ndarray] = []  # memory of shards that were written
+        self._writing: list[Future[Written]] = []
+        self._newest = 0.0
+        self._naming, self._last = threading.Lock(), 0  # number of the newest shard
 
     @property
     def waiting(self) -> int:
-        """Documents that are not written yet."""
-        return len(self._documents)
-
-    @property
-    def is_full(self) -> bool:
-        """Whether they are enough for a shard."""
-        return self._bytes >= self._shard_bytes
+        """Documents of the shard that grows."""
+        return len(self._open.documents) if self._open else 0
 
     def idle_for(self) -> float:
         """Seconds since the last document came."""
         return self._clock() - self._newest
 
-    def add(self, document: Document) -> None:
-        """Keep a document for the next shard."""
-        data = encode(document, self._manifest)
-        marked = int(document.mask.sum())
-        entry = Entry(document.id, document.source, document.split, "", 0, len(document.ids), marked, "")
-        self._documents.append((entry, data))
-        self._bytes += len(data)
-        self._newest = self._clock()
+    def place(self, n: int) -> memoryview:
+        """Memory for a document of n tokens, for `keep`; what was placed before and not kept is lost.
 
-    def flush(self) -> tuple[int, int]:
-        """Write all documents into one shard; how many there were, and their bytes.
+        A shard that it does not fit in is given to the threads, which may have to be waited for.
+        """
+        size = Layout.of(self.manifest, n).size
+        if self._open is not None and self._open.used + size > len(self._open.memory):
+            self.send_on()
+        if self._open is None:
+            self._open = _Shard(self._memory(max(size, self._shard_bytes)))
+        return self._open.memory.data[self._open.used : self._open.used + size]
+
+    def keep(self, entry: Entry, place: memoryview, made: Callable[[], None] = lambda: None) -> None:
+        """Add the document that is in this place, or that `made` writes there, in a thread."""
+        assert self._open is not None
+
+        def digest() -> str:
+            made()
+            return hashlib.sha256(place).hexdigest()
+
+        self._open.documents.append((entry, place, self._pool.submit(digest)))
+        self._open.used += len(place)
+        self._newest = self._clock()
+        if self._open.used >= self._shard_bytes:
+            self.send_on()
+
+    def add(self, document: Document) -> None:
+        """Add a document.
 
         Raises:
-            DataError: it cannot be written; the documents are gone.
+            DataError: it is not what the manifest asks for.
         """
-        documents, size = self._documents, self._bytes
-        if not documents:
-            return 0, 0
-        self._documents, self._bytes = [], 0
-        found = (PLAN_NAME.fullmatch(name) for name in self._folder.names())
-        plan = 1 + max((int(one[1]) for one in found if one), default=-1)
-        first = max(self._last + 1, time.time_ns() // 1_000_000)
-        for number in range(first, first + RETRIES):
-            self._last, name = number, f"shard-{RANK:03d}-{number:06d}.safetensors"
+        n, marked = len(document.ids), int(document.mask.sum())
+        place = self.place(n)
+        encode_into(document, self.manifest, place)
+        self.keep(Entry(document.id, document.source, document.split, "", 0, n, marked, ""), place)
+
+    def flush(self) -> tuple[int, int]:
+        """Write all documents into one shard; how many became whole since the last call, and their bytes.
+
+        Raises:
+            DataError: they cannot be written, and are gone.
+        """
+        self.send_on()
+        written = self.written(all=True)
+        for one in written:
+            if one.error is not None:
+                raise one.error
+        return sum(one.documents for one in written), sum(one.size for one in written)
+
+    def send_on(self) -> None:
+        """Let the threads write what there is; waits if they have too much already."""
+        shard, self._open = self._open, None
+        if shard is None or not shard.documents:
+            return
+        unfinished = [future for future in self._writing if not future.done()]
+        if len(unfinished) >= THREADS:
+            unfinished[0].result()
+        self._writing.append(self._pool.submit(self._write, shard))
+
+    def written(self, all: bool = False) -> list[Written]:
+        """The shards that the threads have finished since the last call. all: that they have, after a wait."""
+        done = [future for future in self._writing if all or future.done()]
+        self._writing = [future for future in self._writing if future not in done]
+        return [future.result() for future in done]
+
+    def _memory(self, size: int) -> np.ndarray:
+        for i, memory in enumerate(self._free):
+            if len(memory) >= size:
+                return self._free.pop(i)
+        return np.empty(size, np.uint8)  # not zeros: no page is touched before it is used
+
+    def _write(self, shard: _Shard) -> Written:
+        error: Exception | None = None
+        # Digests come before this in the threads' order, so none waits for a thread that this one keeps.
+        wait([digest for *_, digest in shard.documents])  # all of them: the memory is used again, whatever fails
+        try:
+            documents = [(replace(entry, sha256=digest.result()), place) for entry, place, digest in shard.documents]
+            self._name_and_write(documents)
+        except Exception as fault:  # whoever asks for the shard is told
+            error = fault
+        found = Written(len(shard.documents), shard.used, error)
+        shard.documents.clear()
+        if len(shard.memory) <= self._shard_bytes:
+            self._free.append(shard.memory)
+        return found
+
+    def _name_and_write(self, documents: list[tuple[Entry, memoryview]]) -> None:
+        names = (PLAN_NAME.fullmatch(name) for name in self._folder.names())
+        plan = 1 + max((int(one[1]) for one in names if one), default=-1)
+        for tried in range(RETRIES):
+            with self._naming:
+                self._last = number = max(self._last + 1, time.time_ns() // 1_000_000)
             try:
-                write_shard(self._folder, name, documents, self._manifest, plan)
-                break
+                name = f"shard-{RANK:03d}-{number:06d}.safetensors"
+                return write_shard(self._folder, name, documents, self.manifest, plan)
             except ObjectExists:
-                if number == first + RETRIES - 1:
+                if tried == RETRIES - 1:
                     raise
-        return len(documents), size

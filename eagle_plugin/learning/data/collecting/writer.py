@@ -6,35 +6,38 @@ ends when its input ends, or the server does. Texts never go into its output, it
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-import queue
 import signal
 import sys
-import threading
 import time
 from collections import Counter
-from typing import IO, Any
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
 import eagle_plugin
-from eagle_plugin.collect.recorder import Collected
+from eagle_plugin.collect.recorder import Facts, bytes_of
 from eagle_plugin.collect.settings import STORE, CollectSettings
 from eagle_plugin.common.errors import UserError
 from eagle_plugin.learning.data.answer_faults import answer_fault
-from eagle_plugin.learning.data.collecting.shards import OpenShards
+from eagle_plugin.learning.data.collecting.pipe import Ended, Incoming, Pipe
+from eagle_plugin.learning.data.collecting.shards import OpenShards, Written
+from eagle_plugin.learning.data.dialogues import response_mask
 from eagle_plugin.learning.data.rows import MIN_RESPONSE, DataError
 from eagle_plugin.learning.data.store.manifest import Manifest
-from eagle_plugin.learning.data.store.shards import Document
+from eagle_plugin.learning.data.store.shards import Document, Entry, Layout, encode_into
 from eagle_plugin.learning.data.target_identity import target_digests
-from eagle_plugin.traffic.frames import Exchange, read_frame
 from eagle_plugin.traffic.metrics import DROPPED
 from eagle_plugin.traffic.writer_process import writer_settings
 
 IDLE = 1.0  # seconds without a document after which what there is becomes a shard
 TELL_EVERY = 1.0  # seconds between two reports of counts
-READ_AHEAD = 4  # frames
 
 
 def main(arguments: list[str]) -> int:
@@ -50,7 +53,7 @@ def main(arguments: list[str]) -> int:
         return 2
     print(json.dumps({"version": eagle_plugin.__version__}), flush=True)
     if "--check" not in arguments:
-        DocumentWriter(shards, settings).run(sys.stdin.buffer, os.getppid())
+        DocumentWriter(shards).run(Pipe(sys.stdin.fileno(), os.getppid()))
     return 0
 
 
@@ -85,88 +88,116 @@ def manifest_of(settings: CollectSettings) -> Manifest:
     )
 
 
-def document_of(found: Collected, hidden_size: int, max_length: int) -> Document | str:
-    """The document of a request as the store has it, or the kind of fault for which it is dropped."""
-    answer = found.ids[found.prompt :]
-    if not found.given and (fault := answer_fault(answer)):
+def fault_of(found: Facts, max_length: int) -> str:
+    """The kind of fault for which a request is dropped; "" if its document is stored."""
+    if not found.given and (fault := answer_fault(found.ids[found.prompt :])):
         return fault[0].replace(" ", "_")
     n = min(len(found.ids), max_length)
     if n - found.prompt < MIN_RESPONSE:
         return "too_short"
-    if len(found.states) < n:
-        return "incomplete"
-    aux = found.states[:n, :-hidden_size]
-    return Document(
-        id=found.id,
-        source=found.source,
-        split=found.split,
-        ids=torch.tensor(found.ids[:n]),
-        mask=torch.arange(n) >= found.prompt,
-        aux=aux if aux.shape[1] else None,
-        last=found.states[:n, -hidden_size:],
-    )
+    return "" if found.rows == n else "incomplete"
+
+
+def entry_of(found: Facts) -> Entry:
+    """What the store says of a document."""
+    marked = int(mask_of(found).sum())
+    return Entry(found.id, found.source, found.split, "", 0, found.rows, marked, "")
+
+
+def mask_of(found: Facts) -> Tensor:
+    """[n] bool: the tokens of answers."""
+    return response_mask([*found.earlier, (found.prompt, found.rows)], found.rows)
+
+
+def document_of(found: Facts, states: Tensor, manifest: Manifest) -> Document:
+    """The document of states [n * (A + 1) * H], those of the aux layers before the last ones."""
+    n = found.rows
+    ids, mask = torch.tensor(found.ids[:n]), mask_of(found)
+    aux, last = states.split([len(states) - n * manifest.hidden_size, n * manifest.hidden_size])
+    parts = aux.view(n, -1) if len(aux) else None, last.view(n, -1)
+    return Document(found.id, found.source, found.split, ids, mask, *parts)
+
+
+def write_ids(found: Facts, manifest: Manifest, place: memoryview) -> None:
+    """Write what is before and after the states of a document in bfloat16: its tokens and its mask."""
+    n = found.rows
+    np.frombuffer(place[: 4 * n], np.int32)[:] = found.ids[:n]
+    mask = np.frombuffer(place[-Layout.of(manifest, n).parts[-1][3] :], np.uint8)
+    mask[:n], mask[n:] = mask_of(found).numpy(), 0
 
 
 class DocumentWriter:
     """Checks and writes documents, and counts what becomes of them."""
 
-    def __init__(self, shards: OpenShards, settings: CollectSettings) -> None:
-        assert settings.facts is not None
-        self._shards, self._hidden, self._max_length = shards, settings.facts.hidden_size, settings.max_length
+    def __init__(self, shards: OpenShards) -> None:
+        self._shards, self._manifest = shards, shards.manifest
+        self._row_bytes = 2 * self._manifest.hidden_size * (len(self._manifest.aux_layers) + 1)
         self.counts: Counter[str] = Counter()  # names as in collect/metrics.py
         self._frames = 0
         self._told: Counter[str] | None = None
         self._told_at = 0.0
 
-    def run(self, stream: IO[bytes], server: int | None = None) -> None:
-        """Write until the stream ends, or the process `server` is no longer the parent."""
-        frames: queue.Queue[Any] = queue.Queue(READ_AHEAD)
-        threading.Thread(target=_read_all, args=(stream, frames), daemon=True).start()
-        while True:
-            try:
-                frame = frames.get(timeout=IDLE / 4)
-            except queue.Empty:
-                if self._shards.waiting and self._shards.idle_for() >= IDLE:
-                    self._flush()
-                if server is not None and os.getppid() != server:  # a fork of it may hold the pipe open
-                    break
+    def run(self, pipe: Pipe) -> None:
+        """Write until the pipe ends."""
+        with contextlib.suppress(Ended):
+            while True:
+                frame = pipe.next(IDLE / 4)
+                if frame is not None:
+                    self._take(frame, pipe)
+                elif self._shards.waiting and self._shards.idle_for() >= IDLE:
+                    self._shards.send_on()
+                self._count(self._shards.written())
                 self._tell()
-                continue
-            if frame is None:
-                break
-            if isinstance(frame, Exchange):
-                self.write(frame)
-            self._tell()
-        self._flush()
+        self._shards.send_on()
+        self._count(self._shards.written(all=True))
         self._tell(now=True)
 
-    def write(self, frame: Exchange) -> None:
-        """Add the document of one frame; write a shard if it is full."""
+    def _take(self, frame: Incoming, pipe: Pipe) -> None:
+        """Add the document of one frame, or count why not. Raises Ended."""
         self._frames += 1
+        found = place = None
+        with self._guard():
+            found = Facts(**frame.facts)
+            if fault := fault_of(found, self._manifest.max_length):
+                self.counts[DROPPED + fault] += 1
+            elif frame.size != found.rows * self._row_bytes:
+                raise ValueError(frame.size)
+            else:
+                place = self._shards.place(found.rows)
+        if found is None or place is None:
+            pipe.skip(frame.size)
+            return
+        if self._manifest.states == "bfloat16":  # the states are read to where they stay
+            pipe.read(place[4 * found.rows :][: frame.size])
+            made = partial(write_ids, found, self._manifest, place)
+        else:
+            states = torch.empty(frame.size // 2, dtype=torch.bfloat16)
+            pipe.read(bytes_of(states))
+            made = partial(encode_into, document_of(found, states, self._manifest), self._manifest, place)
+        with self._guard():
+            self._shards.keep(entry_of(found), place, made)
+            self.counts["tokens"] += found.rows
+
+    @contextlib.contextmanager
+    def _guard(self) -> Iterator[None]:
+        """A defect must not end the collection; its message may hold text."""
         try:
-            found = document_of(Collected.of(frame), self._hidden, self._max_length)
-            if isinstance(found, str):
-                self.counts[DROPPED + found] += 1
-                return
-            self._shards.add(found)
-            self.counts["tokens"] += len(found.ids)
-        except Exception as error:  # a defect must not end the collection; its message may hold text
+            yield
+        except Exception as error:
             self.counts[DROPPED + "failed"] += 1
             print(f"eagle-plugin: a document was dropped: {type(error).__name__}", file=sys.stderr)
-        if self._shards.is_full:
-            self._flush()
 
-    def _flush(self) -> None:
-        waiting = self._shards.waiting
-        try:
-            documents, size = self._shards.flush()
-        except (DataError, OSError) as error:
+    def _count(self, written: list[Written]) -> None:
+        for one in written:
+            if one.error is None:
+                self.counts["documents"] += one.documents
+                self.counts["bytes"] += one.size
+                continue
             if not self.counts[DROPPED + "write_error"]:
-                print(f"eagle-plugin: features cannot be written: {error}", file=sys.stderr, flush=True)
-            self.counts[DROPPED + "write_error"] += waiting
-            return
-        self.counts["documents"] += documents
-        self.counts["bytes"] += size
+                known = isinstance(one.error, (UserError, OSError))
+                reason = one.error if known else type(one.error).__name__
+                print(f"eagle-plugin: features cannot be written: {reason}", file=sys.stderr, flush=True)
+            self.counts[DROPPED + "write_error"] += one.documents
 
     def _tell(self, now: bool = False) -> None:
         if self.counts == self._told or (not now and time.monotonic() - self._told_at < TELL_EVERY):
@@ -176,12 +207,6 @@ class DocumentWriter:
             print(json.dumps(self.counts | {"exchanges": self._frames}), flush=True)
         except OSError:  # the server is gone
             return
-
-
-def _read_all(stream: IO[bytes], frames: queue.Queue[Any]) -> None:
-    while (frame := read_frame(stream)) is not None:
-        frames.put(frame)
-    frames.put(None)
 
 
 if __name__ == "__main__":

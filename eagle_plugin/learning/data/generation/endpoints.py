@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,23 +24,37 @@ _MISDIRECTED = (401, 403, 404, 405)  # the URL or the model name is wrong, not t
 
 
 FIELD, COLLECTS_HEADER = "eagle_plugin", "x-eagle-features"  # of a request, and of an answer whose states are stored
+QUEUE_HEADER = "x-eagle-features-queue"  # of the same answer: bytes of documents that wait for the server's writer
 
 
 def asking_for_features(
-    id: str, source: str, split: str, given: int | None = None, drafts: bool = True
+    id: str,
+    source: str,
+    split: str,
+    given: int | None = None,
+    drafts: bool = True,
+    earlier: Sequence[tuple[int, int]] = (),
 ) -> dict[str, Any]:
     """What a request has for the server to store its hidden states as a document (docs/serving.md).
 
-    given: tokens of the prompt before an answer that is given with it. drafts: whether it has drafts.
+    given: tokens of the prompt before an answer that is given with it. drafts: whether it has drafts. earlier: begin
+    and end of answers before that one.
     """
     features: dict[str, Any] = {"id": id, "source": source, "split": split}
     features |= {} if given is None else {"given": given}
+    features |= {"earlier": [[*one] for one in earlier]} if earlier else {}
     return {FIELD: {"features": features, **({} if drafts else {"draft": False})}}
 
 
 def stores_states(response: httpx.Response) -> bool:
     """Whether a server says that it stores the hidden states of what it has answered."""
     return response.headers.get(COLLECTS_HEADER) == "on"
+
+
+def queue_of(response: httpx.Response) -> int:
+    """Bytes of a server's queue of hidden states; 0 if it does not say."""
+    found = response.headers.get(QUEUE_HEADER, "")
+    return int(found) if found.isdecimal() else 0
 
 
 class RequestRefused(Exception):
@@ -87,6 +101,7 @@ class TargetEndpoint:
     told: Callable[[str], None] = lambda text: None  # once, that the server limits the rate
     collects: bool = False  # whether the server is to store the hidden states of what it is asked
     tries: int = RETRIES  # of a request that fails
+    queue_bytes: int = 0  # of hidden states that wait for the server's writer, as it says; 0: it does not
     _base: str = field(init=False)
     _pause: Pause = field(init=False, default_factory=Pause)
     _waited: bool = field(init=False, default=False)
@@ -140,12 +155,21 @@ class TargetEndpoint:
         """Continue a raw prompt; raises like `chat`."""
         return await self._ask("completions", {"prompt": prompt}, sampling)
 
-    async def store_given(self, id: str, source: str, split: str, ids: list[int], prompt: int) -> None:
+    async def store_given(
+        self,
+        id: str,
+        source: str,
+        split: str,
+        ids: list[int],
+        prompt: int,
+        earlier: Sequence[tuple[int, int]] = (),
+    ) -> None:
         """Let the server store the states of prompt and answer, in one prefill; raises like `chat`.
 
-        ids: of both; prompt: how many are the prompt's.
+        ids: of both; prompt: how many are the prompt's; earlier: begin and end of answers in it.
         """
-        await self.complete(ids, {"max_tokens": 1, "temperature": 0, **asking_for_features(id, source, split, prompt)})
+        asked = asking_for_features(id, source, split, prompt, earlier=earlier)
+        await self.complete(ids, {"max_tokens": 1, "temperature": 0, **asked})
 
     async def _ask(
         self, route: str, body: dict[str, Any], sampling: dict[str, Any], limit_s: float | None = None
@@ -174,6 +198,7 @@ class TargetEndpoint:
                 raise EndpointDead(
                     "it does not store hidden states: wanted a server with eagle-plugin, started with EAGLE_FEATURES"
                 )
+            self.queue_bytes = queue_of(response) if self.collects else 0
             return self._read(response)
         if await self._is_alive():
             fix = "; raise --timeout, or lower --max-tokens" if late and sampling["max_tokens"] > 1 else ""

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from eagle_plugin.learning.data.dialogues import answers_of, response_mask
 from eagle_plugin.learning.data.rows import TokenRow
 from eagle_plugin.learning.data.store.feature_store import Document, FeatureWriter
 
@@ -81,7 +82,7 @@ class BatchQueue:
         if arrival is not None:
             arrival.synchronize()
         for place, (row, n) in enumerate(zip(batch.rows, batch.lengths, strict=True)):
-            mask = torch.arange(n) >= len(row.prompt_ids)
+            mask = response_mask(answers_of(row), n)
             aux = None if batch.aux is None else batch.aux[place, :n]
             ids, last = batch.ids[place, :n], batch.last[place, :n]
             self._writer.add(Document(row.id, row.source, row.split, ids, mask, aux, last))

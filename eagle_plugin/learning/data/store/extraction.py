@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from eagle_plugin.learning.data.dialogues import join_turns
 from eagle_plugin.learning.data.masks import MaskReport
 from eagle_plugin.learning.data.rows import MIN_RESPONSE, DataError, TokenRow, read_rows
 from eagle_plugin.learning.data.store.batch_queue import BatchQueue, StatesBatch
@@ -161,7 +162,7 @@ def _length(row: TokenRow) -> int:
 def survey_rows(
     path: str | Path, max_length: int, rank: int = 0, world: int = 1, allow_odd_masks: bool = False
 ) -> tuple[int, int]:
-    """Read and check all rows; returns how many rows, and tokens after cutting, this rank has.
+    """Read and check all rows; returns how many documents, and tokens after cutting, this rank has.
 
     Raises:
         DataError: two rows have one id, or the rows' masks cannot be right (`masks.MaskReport`).
@@ -169,11 +170,16 @@ def survey_rows(
     seen: set[str] = set()
     masks = MaskReport()
     total = tokens = 0
-    for k, row in enumerate(read_rows(path)):
-        if row.id in seen:
-            raise DataError(f"{path} has two rows with id {row.id!r}; give every row its own id")
-        seen.add(row.id)
-        masks.add(row, allow=allow_odd_masks)
+
+    def checked() -> Iterator[TokenRow]:
+        for row in read_rows(path):
+            if row.id in seen:
+                raise DataError(f"{path} has two rows with id {row.id!r}; give every row its own id")
+            seen.add(row.id)
+            masks.add(row, allow=allow_odd_masks)
+            yield row
+
+    for k, row in enumerate(join_turns(checked(), max_length)):
         if k % world == rank:
             total += 1
             tokens += min(_length(row), max_length)

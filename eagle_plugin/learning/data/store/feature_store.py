@@ -81,7 +81,7 @@ class FeatureWriter:
         self.missing: set[str] = set()
         self.damaged: dict[str, str] = {}
         self._planned: dict[str, Content] = {}
-        self._documents: list[tuple[Entry, bytes]] = []
+        self._documents: list[tuple[Entry, bytes | bytearray | memoryview]] = []
         self._pool = ThreadPoolExecutor(1, "feature-writer")
         self._pending: Future[None] | None = None
 

@@ -47,8 +47,8 @@ class Folder(Protocol):
             FileNotFoundError: there is no such object.
         """
 
-    def create(self, name: str, data: bytes | bytearray | memoryview) -> None:
-        """Write a new object whole.
+    def create(self, name: str, *parts: bytes | bytearray | memoryview) -> None:
+        """Write a new object whole, of these parts.
 
         Raises:
             ObjectExists: the name is taken; the existing object is not changed.
@@ -108,16 +108,16 @@ class LocalFolder:
             del data[file.readinto(data) :]  # the file became shorter while it was read
             return data
 
-    def create(self, name: str, data: bytes | bytearray | memoryview) -> None:
+    def create(self, name: str, *parts: bytes | bytearray | memoryview) -> None:
         final = self.path / name
         try:
-            create_file(final, data)
+            create_file(final, *parts)
         except FileExistsError as error:
             raise ObjectExists(f"{final} exists already; it was not changed") from error
         except OSError as error:
             if error.errno not in DISK_FULL:
                 raise DataError(f"cannot write {final} ({error.strerror}); make {self.path} writable") from error
-            size = f"{len(data) / 2**20:.1f} MiB"
+            size = f"{sum(map(len, parts)) / 2**20:.1f} MiB"
             raise DataError(
                 f"the disk of {self.path} is full: {name} needs {size}; free some space and run again, "
                 "what was finished before is kept"
@@ -199,6 +199,10 @@ class _RemoteFolder(ABC):
             raise DataError(f"{found}; check the {self.place}, the access rights and the network") from error
 
 
+def _joined(parts: tuple[bytes | bytearray | memoryview, ...]) -> bytes:
+    return parts[0] if len(parts) == 1 and isinstance(parts[0], bytes) else b"".join(parts)
+
+
 @contextlib.contextmanager
 def _opening(url: str, hint: str) -> Iterator[None]:
     try:
@@ -238,10 +242,10 @@ class ObjectStoreFolder(_RemoteFolder):
             options = {"range": {"offset": start}} if start else None
             return bytes(self._store.get(name, options=options).bytes())
 
-    def create(self, name: str, data: bytes | bytearray | memoryview) -> None:
+    def create(self, name: str, *parts: bytes | bytearray | memoryview) -> None:
         with self._errors("write", name):
             # In one request: a multipart upload cannot be refused if the object exists.
-            self._store.put(name, bytes(data), mode="create", use_multipart=False)
+            self._store.put(name, _joined(parts), mode="create", use_multipart=False)
 
     def replace(self, name: str, data: bytes) -> None:
         with self._errors("write", name):
@@ -274,12 +278,12 @@ class FsspecFolder(_RemoteFolder):
         with self._errors("read", name):
             return self._files.cat_file(f"{self._path}/{name}", start=start, end=stop)
 
-    def create(self, name: str, data: bytes | bytearray | memoryview) -> None:
+    def create(self, name: str, *parts: bytes | bytearray | memoryview) -> None:
         path = f"{self._path}/{name}"
         with self._errors("write", name):
             if self._files.exists(path):
                 raise ObjectExists(f"{self.url}/{name} exists already; it was not changed")
-            self._write(path, bytes(data))
+            self._write(path, _joined(parts))
 
     def replace(self, name: str, data: bytes) -> None:
         with self._errors("write", name):

@@ -110,8 +110,15 @@ class Layout:
         return sum(size for *_, size in self.parts)
 
 
-def encode(document: Document, manifest: Manifest) -> bytes:
-    """The bytes of a document in a shard.
+def encode(document: Document, manifest: Manifest) -> bytearray:
+    """The bytes of a document in a shard; raises as `encode_into`."""
+    data = bytearray(Layout.of(manifest, len(document.ids)).size)
+    encode_into(document, manifest, memoryview(data))
+    return data
+
+
+def encode_into(document: Document, manifest: Manifest, place: memoryview) -> None:
+    """Write the bytes of a document to their place, of `Layout.size` bytes.
 
     Raises:
         DataError: a tensor does not have the shape that the manifest asks for.
@@ -132,9 +139,23 @@ def encode(document: Document, manifest: Manifest) -> bytes:
         parts["scales"] = torch.cat([scales for _, scales in rounded.values()], dim=1)
         parts |= {name: values for name, (values, _) in rounded.items()}
     else:
-        parts |= {name: tensor.to(torch.bfloat16) for name, tensor in states.items()}
+        parts |= states
     parts["mask"] = torch.nn.functional.pad(document.mask.to(torch.uint8), (0, layout.parts[-1][3] - n))
-    return b"".join(tensor.cpu().contiguous().view(torch.uint8).numpy().tobytes() for tensor in parts.values())
+    start = 0
+    for tensor, (_, dtype, _, size) in zip(parts.values(), layout.parts, strict=True):
+        if size:
+            there = torch.frombuffer(place, dtype=_DTYPES[dtype], count=tensor.numel(), offset=start)
+            there.view(tensor.shape).copy_(tensor)
+        start += size
+
+
+_DTYPES = {
+    "U32": torch.int32,
+    "F32": torch.float32,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "U8": torch.uint8,
+}
 
 
 def decode(entry: Entry, data: bytes | bytearray, manifest: Manifest, as_stored: bool = False) -> Document:
@@ -173,12 +194,12 @@ class ShardDamage(DataError):
 def write_shard(
     folder: Folder,
     name: str,
-    documents: list[tuple[Entry, bytes]],
+    documents: Sequence[tuple[Entry, bytes | bytearray | memoryview]],
     manifest: Manifest,
     plan: int,
     replaces: bool = False,
 ) -> None:
-    """Write one shard whole; shard, offset and sha256 of the entries are filled in.
+    """Write one shard whole; shard, offset and sha256, where it is empty, of the entries are filled in.
 
     replaces: a damaged shard of this name is removed first.
 
@@ -186,12 +207,14 @@ def write_shard(
         ObjectExists: the shard exists already.
         DataError: it cannot be written.
     """
-    digested = [replace(entry, sha256=hashlib.sha256(data).hexdigest()) for entry, data in documents]
+    digested = [
+        entry if entry.sha256 else replace(entry, sha256=hashlib.sha256(data).hexdigest()) for entry, data in documents
+    ]
     entries = _place(digested, name, manifest)
     if replaces:
         folder.remove(name)
     try:
-        folder.create(name, b"".join([_header(entries, manifest, plan), *(data for _, data in documents)]))
+        folder.create(name, _header(entries, manifest, plan), *(data for _, data in documents))
     except ObjectExists as error:
         raise ObjectExists(
             f"{folder.url}/{name} was written by another process at the same time; give every process its own --rank"

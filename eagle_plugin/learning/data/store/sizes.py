@@ -10,7 +10,8 @@ import torch
 
 from eagle_plugin.collect.settings import StatesForm
 from eagle_plugin.common.errors import first_line
-from eagle_plugin.learning.data.rows import DataError, TokenRow, read_rows
+from eagle_plugin.learning.data.dialogues import answers_of, read_dialogues
+from eagle_plugin.learning.data.rows import DataError, TokenRow
 from eagle_plugin.learning.data.store.extraction import (
     BATCH_TOKENS,
     MAX_LENGTH,
@@ -158,7 +159,7 @@ class StoreSizes:
 
 def sizes_of_rows(path: str | Path, manifest: Manifest) -> StoreSizes:
     """The exact size of the shards of these rows."""
-    kept = select_rows(read_rows(path), set(), MAX_LENGTH, ExtractionStats())
+    kept = select_rows(read_dialogues(path, MAX_LENGTH), set(), MAX_LENGTH, ExtractionStats())
     documents = tokens = answered = size = 0
     for number, shard in enumerate(form_shards(kept, manifest, BATCH_TOKENS, SHARD_BYTES)):
         entries = [_entry(row) for batch in shard for row in batch]
@@ -185,4 +186,5 @@ def bytes_per_token(manifest: Manifest) -> float:
 
 def _entry(row: TokenRow) -> Entry:
     length = len(row.prompt_ids) + len(row.response_ids)
-    return Entry(row.id, row.source, row.split, "", 0, length, len(row.response_ids), "")
+    marked = sum(end - begin for begin, end in answers_of(row))
+    return Entry(row.id, row.source, row.split, "", 0, length, marked, "")
