@@ -104,7 +104,7 @@ def test_what_is_left_out_and_what_comes_after_it(tmp_path: Path) -> None:
         collected([*range(20)], 5, id="good"),
     ]
     counts, found = written(tmp_path, sent, max_length=500)
-    assert [one.id for one in found] == ["a loop that was given", "good"] and counts["documents"] == 2
+    assert sorted(one.id for one in found) == ["a loop that was given", "good"] and counts["documents"] == 2
     assert {name: counts[name] for name in counts if name.startswith("dropped:")} == {
         "dropped:too_short": 1, "dropped:looping": 1, "dropped:incomplete": 1
     }  # fmt: skip

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from toy_targets import ToyDocument
 from training_runs import extract_features
 
 from eagle_plugin.learning.data.dialogues import DialogueRow, answers_of, join_turns, read_dialogues, response_mask
@@ -74,16 +75,11 @@ def positions(rows: list[TokenRow], steps: int = 4) -> set[tuple[str, int, int]]
     for row in rows:
         n = len(row.prompt_ids) + len(row.response_ids)
         ids, mask = torch.tensor(row.prompt_ids + row.response_ids), response_mask(answers_of(row), n)
-        weights = weigh_chains(pack([_Packed(ids, mask, None, torch.zeros(n, 1))]), steps, 0.0)
+        weights = weigh_chains(pack([ToyDocument(ids, mask, None, torch.zeros(n, 1))]), steps, 0.0)
         places = [(prompt_id_of(row.id), t, k) for k, t in weights.nonzero().tolist()]
         assert not found & set(places), "learnt from twice"
         found |= set(places)
     return found
-
-
-class _Packed:
-    def __init__(self, ids: torch.Tensor, mask: torch.Tensor, aux: None, last: torch.Tensor) -> None:
-        self.ids, self.mask, self.aux, self.last = ids, mask, aux, last
 
 
 def test_the_same_is_learnt_from_fewer_tokens() -> None:

@@ -151,15 +151,15 @@ def test_batches_reach_a_gpu_from_pinned_memory_on_a_stream_of_their_own(
 ) -> None:
     log: list[Any] = []
     side, main = FakeStream(log), FakeStream(log)
-    here: list[FakeStream] = []  # the streams that threads have entered
+    own = threading.local()  # the stream that a thread has entered
     empty, to = torch.empty, Tensor.to
     pinned: set[int] = set()
 
     @contextlib.contextmanager
     def enter(stream: FakeStream) -> Iterator[None]:
-        here.append(stream)
+        own.stream = stream
         yield
-        here.pop()
+        own.stream = None
 
     def make(*shape: int, pin_memory: bool = False, **more: Any) -> Tensor:
         made = empty(*shape, **more)
@@ -169,13 +169,13 @@ def test_batches_reach_a_gpu_from_pinned_memory_on_a_stream_of_their_own(
 
     def copy(tensor: Tensor, *where: Any, **how: Any) -> Tensor:
         if how.pop("non_blocking", False):
-            assert where == (GPU,) and here == [side] and tensor.data_ptr() in pinned
+            assert where == (GPU,) and own.stream is side and tensor.data_ptr() in pinned
             log.append("copy")
             return tensor.clone()
         return to(tensor, *where, **how)
 
     def note(*states: Any) -> Any:
-        if here:
+        if getattr(own, "stream", None) is not None:
             log.append("expand")
         return expand(*states)
 
