@@ -145,7 +145,7 @@ class ShapeChooser:
         return ServedRound(shape, b, prefix_tokens, sums[:, :b], path_sums, drafting)
 
     def begin(self, shape: Shape, b: int, prefix_tokens: int) -> None:
-        """Note when a decode round begins: it ends when the next step begins, here or in `prefill`.
+        """Note when a decode round begins: it ends when the next one begins, or at `end_round`.
 
         The first round of a shape, or of a batch of another size class, is not timed: the head may read in it what it
         has not read in plain rounds.
@@ -161,9 +161,9 @@ class ShapeChooser:
             self._times.extend(timed)
             self._has_seen_more()
 
-    def prefill(self, requests: int) -> None:
-        """Note that a prefill of so many requests begins, which is no part of the round before it."""
-        self._arrived += requests
+    def end_round(self, arrived: int = 0) -> None:
+        """The round ends now: what is before the next one, as a prefill of so many new requests, is no part of it."""
+        self._arrived += arrived
         if self._round_times is not None:
             self._round_times.end()
 

@@ -88,6 +88,10 @@ class RoundShapes:
             allowed = self._within[key]
         return self.chooser.choose(batch.b, self._prefix_tokens, allowed, -(-deferred // batch.b), drafting)
 
+    def end_round(self) -> None:
+        """Note that what the head reads now is no part of the round that ends."""
+        self.chooser.end_round()
+
     def begin(self, shape: Shape, batch: RoundBatch) -> None:
         """Note that the next round begins with its drafting."""
         self.chooser.begin(shape, batch.b, self._prefix_tokens)
@@ -175,7 +179,7 @@ def choose_shapes(runner: Any, caps: Shape, mode: str, logger: logging.Logger) -
         runner._step.shapes if graphs else None,
         is_faster_than=lambda costs: costs_of.is_faster_than(runner, caps, costs),
         gather=gather_objects,
-        **({"padded": runner._step.padded_b} if graphs else {}),
+        padded=runner._step.padded_b if graphs else lambda b, shape: b,
     )
     buffers = buffers_of(policy, runner.max_num_reqs, runner.device)
     # Scheduled ahead, all ranks draft what the step says, and need not choose alike.

@@ -97,7 +97,7 @@ def time_rounds(rounds: list[tuple[Shape, int] | int | None], times: list[float]
         if one is None:
             chooser.pause()
         elif isinstance(one, int):
-            chooser.prefill(one)
+            chooser.end_round(one)
         else:
             chooser.begin(*one, prefix_tokens=100 + number)
     return policy.told
