@@ -307,3 +307,13 @@ def test_path_sums_are_copied_before_their_memory_is_used_again() -> None:
     sums = PathSums(CAPS, policy.shapes, "cpu")
     assert drafts.scores is not None
     assert policy.told[0] == ("sums", CAPS, 3, sums.by_shape(sums(drafts.scores)))
+
+
+def test_path_sums_that_were_made_for_captures_are_used() -> None:
+    """To make them takes copies from the host, for which a served round would wait."""
+    policy = Recorder()
+    made = {CAPS: PathSums(CAPS, policy.shapes, "cpu")}
+    chooser = ShapeChooser(CAPS, policy, path_sums=made)
+    assert chooser.launched(CAPS, 3, 100, drafts_of(CAPS, 3)).path_sums is made[CAPS]
+    assert chooser.launched(CHAIN, 3, 100, drafts_of(CHAIN, 3)).path_sums is not None  # one that was not captured
+    assert list(made) == [CAPS]
