@@ -31,6 +31,7 @@ from eagle_plugin.core.shape import Shape
 from eagle_plugin.policy.chooser import ShapeChooser, buffers_of
 from eagle_plugin.policy.costs import CostModel, Costs, Curve, Forward
 from eagle_plugin.policy.policy import REVIEW_ROUNDS, Policy
+from eagle_plugin.policy.round_times import HostClock
 from eagle_plugin.policy.served_rounds import ServedRound
 from eagle_plugin.policy.shapes import shapes_within
 
@@ -55,7 +56,7 @@ class MadeUpRounds(ShapeChooser):
     def __init__(self, caps: Shape, policy: Policy) -> None:
         self._now, self._seconds = 0.0, {shape: COSTS.round(shape, 1, 0) for shape in policy.shapes}
         buffers = buffers_of(policy, MAX_BATCH, "cpu")
-        super().__init__(caps, policy, clock=lambda: self._now, buffers=buffers, learns_late=True)
+        super().__init__(caps, policy, clock=HostClock(lambda: self._now), buffers=buffers, learns_late=True)
 
     def begin(self, shape: Shape, b: int, keys: int) -> None:
         """As it is, at the time at which the round before would have ended."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import random
-import time
+from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 import torch
@@ -13,14 +13,14 @@ from torch import Tensor
 
 from eagle_plugin.common.errors import UserError
 from eagle_plugin.core.shape import PLAIN, Shape
-from eagle_plugin.policy.costs import PHASES
+from eagle_plugin.policy.costs import PHASES, size_class
 from eagle_plugin.policy.host_buffers import HostBuffers
 from eagle_plugin.policy.path_sums import PathSums
 from eagle_plugin.policy.policy import REVIEW_ROUNDS, Policy
 from eagle_plugin.policy.prediction_errors import CLASSES, class_of
 from eagle_plugin.policy.report import Expected, PolicyReport, ShapeTotals
-from eagle_plugin.policy.round_times import RoundTimes
-from eagle_plugin.policy.served_rounds import Result, Scored, ServedRound, add_to, yields_of
+from eagle_plugin.policy.round_times import Clock, HostClock, RoundTimes
+from eagle_plugin.policy.served_rounds import Result, Scored, ServedRound, TimedRound, add_to, yields_of
 from eagle_plugin.policy.survival import Survival, reached_depths
 
 SUM_ROUNDS = 4  # of so many rounds of one shape the first tells its path sums
@@ -28,6 +28,7 @@ MOST_UNLEARNED = 4 * REVIEW_ROUNDS  # times and results: rounds that ask for no 
 MODES = ("auto", "fixed", "random")
 
 SumUp = Callable[[PathSums, Tensor], Tensor]
+Share = Callable[[Sequence[TimedRound]], Sequence[TimedRound]]
 
 
 class PolicyModeError(UserError):
@@ -60,28 +61,32 @@ class ShapeChooser:
         caps: Shape,
         policy: Policy | None,
         shapes: Sequence[Shape] = (),
-        clock: Callable[[], float] | None = time.perf_counter,
+        clock: Clock | None = HostClock(),  # noqa: B008 - it has no state
         buffers: HostBuffers | None = None,
         learns_late: bool = False,
-        lag: int = 0,
+        share: Share | None = None,
+        path_sums: Mapping[Shape, PathSums] | None = None,
     ) -> None:
         """policy: None for fixed shapes, or for random ones where `shapes` has those to choose from.
 
-        clock: None where several ranks must choose alike: each would measure other times. buffers: where path sums are
-        copied to (`buffers_of`); None on a CPU where nothing is captured. learns_late: what rounds tell is kept until
-        the policy looks at all shapes again, and is learned together then, which takes less of the host. lag: as of
-        `RoundTimes`.
+        clock: None where nothing is timed. Several ranks that must choose alike would measure other times: then one
+        has a clock, and share gives its times to all; it is called by all ranks, before the policy looks at all shapes
+        again. buffers: where path sums are copied to (`buffers_of`); None on a CPU where nothing is captured.
+        learns_late: what rounds tell is kept until the policy looks at all shapes again, and is learned together then,
+        which takes less of the host; needed with share. path_sums: by drafted shape, those that are there already.
         """
+        assert share is None or learns_late
         self.caps, self.policy = caps, policy
         self._random = random.Random(2026)  # the same in every rank
         self._shapes = shapes
         self._buffers = buffers
-        self._round_times = None if clock is None or policy is None else RoundTimes[ServedRound](clock, lag)
-        self._path_sums: dict[Shape, PathSums] = {}
+        self._round_times = None if clock is None or policy is None else RoundTimes[ServedRound](clock)
+        self._arrived = 0  # requests of the prefills since the last decode round
+        self._path_sums: dict[Shape, PathSums] = dict(path_sums or {})
         self._drafted_shape, self._drafted = PLAIN, 0  # of the round before, and rounds since the shape changed
         self._load = 0, 0, 0  # requests, tokens of their prefixes, and requests with drafts, of the latest choice
-        self._learns_late = learns_late
-        self._times: list[tuple[ServedRound, float]] = []  # not learned yet
+        self._learns_late, self._share = learns_late, share
+        self._times: deque[TimedRound] = deque(maxlen=MOST_UNLEARNED)  # not learned yet
         self._results: list[Result] = []  # the same
         self._totals: dict[Shape, list[float]] = {}  # as `ShapeTotals`
         self._phases = dict.fromkeys(PHASES, 0.0)  # of the predicted seconds of the timed steps
@@ -107,7 +112,7 @@ class ShapeChooser:
             return PLAIN
         if self.policy is not None:
             if self._learns_late and self.policy.is_due(b, allowed, drafting):
-                self._learn()
+                self._learn(reviews=True)
             return self.policy.choose(b, prefix_tokens, allowed, deferred, drafting)
         if self._shapes:
             return self._random.choice([x for x in self._shapes if allowed is None or x in allowed])
@@ -140,19 +145,32 @@ class ShapeChooser:
         return ServedRound(shape, b, prefix_tokens, sums[:, :b], path_sums, drafting)
 
     def begin(self, shape: Shape, b: int, prefix_tokens: int) -> None:
-        """Note when a decode round begins: it ends when the next one begins, unless `pause` is called in between."""
+        """Note when a decode round begins: it ends when the next one begins, or at `end_round`.
+
+        The first round of a shape, or of a batch of another size class, is not timed: the head may read in it what it
+        has not read in plain rounds.
+        """
         if self._round_times is None:
             return
+        if b <= self._arrived:  # all requests are new ones: there may have been nothing to do before they came
+            self.pause()
+        self._arrived = 0
         before = self._round_times.newest
-        is_alike = before is not None and (before.shape, before.b) == (shape, b)
+        is_alike = before is not None and before.shape == shape and size_class(before.b) == size_class(b)
         if timed := self._round_times.begin(ServedRound(shape, b, prefix_tokens), is_alike):
-            self._times.append(timed)
+            self._times.extend(timed)
             self._has_seen_more()
 
-    def pause(self) -> None:
-        """What comes before the next round is not a decode round's time: a prefill, or nothing to do."""
+    def end_round(self, arrived: int = 0) -> None:
+        """The round ends now: what is before the next one, as a prefill of so many new requests, is no part of it."""
+        self._arrived += arrived
         if self._round_times is not None:
-            self._round_times.pause()
+            self._round_times.end()
+
+    def pause(self) -> None:
+        """What comes before the next round is not a decode round's time: a step with prompts, or nothing to do."""
+        if self._round_times is not None:
+            self._round_times.drop()
 
     def observe(self, served: ServedRound, kept: Sequence[int], drafted: Sequence[int] | None = None) -> None:
         """Learn from a round's results; kept has the accepted draft tokens of each request, on the host.
@@ -226,15 +244,21 @@ class ShapeChooser:
 
     def _has_seen_more(self) -> None:
         """Learn what rounds told, now or later; they may be no more than the policy looks at in its reviews."""
-        if not self._learns_late or len(self._times) + len(self._results) >= MOST_UNLEARNED:
+        own = 0 if self._share is not None else len(self._times)  # what is shared is learned when all ranks review
+        if not self._learns_late or own + len(self._results) >= MOST_UNLEARNED:
             self._learn()
 
-    def _learn(self) -> None:
-        """Tell the policy what it was not told yet, in the order of the rounds."""
-        times, self._times = self._times, []
+    def _learn(self, reviews: bool = False) -> None:
+        """Tell the policy what it was not told yet, in the order of the rounds.
+
+        reviews: the policy looks at all shapes next, in all ranks; only then are shared times learned.
+        """
+        if self._share is None or reviews:
+            times = list(self._times)
+            self._times.clear()
+            for served, seconds in times if self._share is None else self._share(times):
+                self._observe_time(served, seconds)
         results, self._results = self._results, []
-        for served, seconds in times:
-            self._observe_time(served, seconds)
         for result in results:
             served, sums, _, drafted = result
             shape = served.shape

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from eagle_plugin.core.shape import PLAIN, Levels, Shape
@@ -125,8 +125,9 @@ class CostModel:
     All inputs are numbers of the host. Ranks that must choose alike share them.
     """
 
-    def __init__(self, costs: Costs) -> None:
-        self.costs = costs
+    def __init__(self, costs: Costs, padded: Callable[[int, Shape], int] = lambda b, shape: b) -> None:
+        """padded: requests of the padded batch that runs a round of b requests with trees of a shape."""
+        self.costs, self._padded = costs, padded
         self.corrections = Corrections()
         self._size: int | None = None  # the class of the last batch
         self._of_size = 0  # rounds since batches were of another size class
@@ -167,7 +168,7 @@ class CostModel:
         """
         lines = self._phase_lines.get((b, shape))
         if lines is None:
-            lines = self._phase_lines[b, shape] = self.costs.phase_lines(shape, b)
+            lines = self._phase_lines[b, shape] = self.costs.phase_lines(shape, self._padded(b, shape))
         times = self.correction(shape, b) if correction is None else correction
         return {
             name: times * (fixed + prefix_tokens * slope) for name, (fixed, slope) in zip(PHASES, lines, strict=True)
@@ -197,5 +198,5 @@ class CostModel:
     def tabled(self, shape: Shape, b: int, prefix_tokens: int) -> float:
         """What a round takes by the tables, without any correction."""
         table = self._tables.setdefault(b, {})
-        fixed, per_key = table.get(shape) or table.setdefault(shape, self.costs.line(shape, b))
+        fixed, per_key = table.get(shape) or table.setdefault(shape, self.costs.line(shape, self._padded(b, shape)))
         return fixed + prefix_tokens * per_key

@@ -57,7 +57,7 @@ class Policy:
         self.shapes = tuple(shapes or shapes_within(caps))
         self.survival = Survival(self.shapes)
         self._deepest = deepest_of(self.shapes)
-        self.present = caps  # until the first path sums are known, which then are those of all shapes
+        self.present = caps  # until something is known of drafts: the first path sums are those of all shapes
         self._is_measured = False
         self._asked: tuple[int, int, Collection[Shape] | None] = 0, 0, None
         self._since_review = 0
@@ -143,6 +143,7 @@ class Policy:
 
     def observe_accepted(self, shape: Shape, b: int, reached: Sequence[int]) -> None:
         """As `Survival.observe_accepted`. A probe that yields more than was expected pays for the next ones."""
+        self._is_measured = True  # where some prompt is always being read there are no sums
         if shape != self.present:
             expected = self.survival.expected()
             more = (sum(reached) / b - expected[shape]) / (1 + expected[self.present])

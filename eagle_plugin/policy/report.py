@@ -29,7 +29,7 @@ class ShapeTotals(NamedTuple):
     rounds: int = 0  # of requests
     tokens: int = 0  # that they yielded, the bonus tokens included
     steps: int = 0  # rounds of batches
-    # Of the steps whose time is known: those after a step of the same shape and batch size, and before another one.
+    # Of the steps whose time is known: those after one of the same shape and size class, with no prompt in them.
     timed: int = 0
     seconds: float = 0.0  # that they took
     predicted: float = 0.0  # that the policy expected

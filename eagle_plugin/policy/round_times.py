@@ -1,45 +1,83 @@
-"""Times decode rounds from the begin of one to the begin of the next."""
+"""Times decode rounds from the begin of one to the begin of the next step."""
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 Round = TypeVar("Round")
+MOST_WAITING = 8  # rounds whose seconds are not known yet: a scheduler is at most one round ahead of the results
+
+
+class Clock(Protocol):
+    """Marks moments of whatever runs the rounds."""
+
+    def mark(self) -> Any:
+        """This moment: after all that was launched before, and before all that is launched later."""
+        ...
+
+    def seconds(self, begin: Any, end: Any) -> float | None:
+        """The seconds between two marks; None while they are not known. It does not wait."""
+        ...
+
+
+class HostClock:
+    """Moments of the host: right where a round has ended when the call that runs it returns, as on a CPU."""
+
+    def __init__(self, read: Callable[[], float] = time.perf_counter) -> None:
+        """read: gives seconds."""
+        self._read = read
+
+    def mark(self) -> float:
+        """As `Clock.mark`."""
+        return self._read()
+
+    def seconds(self, begin: float, end: float) -> float:
+        """As `Clock.seconds`."""
+        return end - begin
 
 
 class RoundTimes(Generic[Round]):
-    """The seconds of rounds whose begins are noted by the host.
+    """The seconds of rounds: from its begin to that of the next step, so that what the host takes between is in them.
 
-    Where the host prepares a round while the device runs the one before it, it waits at its next begin for the device
-    to end an earlier round: what lies between two begins is then the time of the round `lag` before.
+    Each round has its own two marks, so that its time is right whatever came before it.
     """
 
-    def __init__(self, clock: Callable[[], float], lag: int = 0) -> None:
-        """clock: seconds. lag: rounds that the host is ahead."""
+    def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._begun: deque[tuple[Round, bool]] = deque(maxlen=lag + 1)
-        self._last = 0.0  # when the newest of them began
+        self.newest: Round | None = None  # the round that began last
+        self._running: tuple[Round, bool, Any] | None = None  # whether its time will count, and when it began
+        self._end: Any = None  # of the running round, if another step than a round has begun
+        self._waiting: deque[tuple[Round, Any, Any]] = deque(maxlen=MOST_WAITING)
 
-    @property
-    def newest(self) -> Round | None:
-        """The round that began last; None after a pause."""
-        return self._begun[-1][0] if self._begun else None
+    def begin(self, begun: Round, counts: bool) -> list[tuple[Round, float]]:
+        """Note that a round begins now; returns earlier ones with their seconds, which are known by now.
 
-    def begin(self, begun: Round, counts: bool) -> tuple[Round, float] | None:
-        """Note that a round begins now; returns a round before it with its seconds, if its time is one to learn from.
-
-        counts: whether the time of this round will be.
+        counts: whether the time of this round will be one to learn from.
         """
-        now, found = self._clock(), None
-        if len(self._begun) == self._begun.maxlen:
-            timed, its_counts = self._begun[0]
-            found = (timed, now - self._last) if its_counts else None
-        self._begun.append((begun, counts))
-        self._last = now
+        now = self._clock.mark()
+        if self._running is not None:
+            before, its_counts, began = self._running
+            if its_counts:
+                self._waiting.append((before, began, now if self._end is None else self._end))
+        self._running, self._end, self.newest = (begun, counts, now), None, begun
+        found = []
+        while self._waiting:
+            timed, *marks = self._waiting[0]
+            seconds = self._clock.seconds(*marks)
+            if seconds is None:
+                break
+            found.append((timed, seconds))
+            self._waiting.popleft()
         return found
 
-    def pause(self) -> None:
-        """What comes before the next round is not a round's time: a prefill, or nothing to do."""
-        self._begun.clear()
+    def end(self) -> None:
+        """The running round ends now: the step that begins is none."""
+        if self._running is not None and self._end is None:
+            self._end = self._clock.mark()
+
+    def drop(self) -> None:
+        """What the running round takes is not the time of a round."""
+        self._running = self._end = None

@@ -31,6 +31,9 @@ class ServedRound(NamedTuple):
     drafting: Sequence[int] | None = None  # places of the requests that have drafts; None: all
 
 
+TimedRound = tuple[ServedRound, float]  # its seconds
+
+
 class Result(NamedTuple):
     """What a round yielded."""
 

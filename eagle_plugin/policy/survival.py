@@ -33,6 +33,7 @@ class Survival:
         depth = max(shape.steps for shape in shapes)
         self._accepted = [0.0] * depth
         self._predicted = [0.0] * depth
+        self._weight = 0.0  # of these counts, in requests
         self._expected: dict[Shape, float] | None = None  # until something is observed
 
     def expected(self) -> Mapping[Shape, float]:
@@ -80,6 +81,10 @@ class Survival:
         """
         self._expected = None
         kept, unseen = _kept(b, FACTOR_MEMORY), _kept(b, UNSEEN_MEMORY)
+        # What a larger batch taught counts as what so many requests teach in the long run: else it would outweigh them.
+        fewer = min(1.0, b / (1 - kept) / self._weight) if self._weight else 1.0
+        kept, unseen = kept * fewer, unseen * fewer
+        self._weight = kept * self._weight + b
         before, sum_before = float(b), 1.0
         for depth, (accepted, total) in enumerate(zip(reached, self._sums[shape], strict=True)):
             predicted = before * total / sum_before if sum_before > 0 else 0.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from torch import Tensor
@@ -80,6 +80,16 @@ class CapturedRounds(Generic[Memory]):
             if last != shape:
                 found.append((below, shape))  # no graphs: any shape is as good as another
         return found
+
+    def padded_b(self, b: int, shape: Shape) -> int:
+        """The size of the padded batch of b requests: the next one, or b where this shape is not captured for it."""
+        size = self._buckets.of(b)
+        return size if size is not None and self._has_graphs(size, shape) else b
+
+    @property
+    def path_sums_by_shape(self) -> Mapping[Shape, PathSums]:
+        """What was captured of path sums, by drafted shape."""
+        return self._path_sums
 
     def widest(self) -> list[list[int]]:
         """The captured batch sizes with the most nodes of their trees, ascending: what was captured, in short."""

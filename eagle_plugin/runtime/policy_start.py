@@ -25,11 +25,13 @@ def start_policy(
     shapes: Sequence[Shape] | None = None,
     is_faster_than: Callable[[Costs], bool] = lambda costs: False,
     gather: Callable[[Any], list[Any]] = lambda value: [value],
+    padded: Callable[[int, Shape], int] = lambda b, shape: b,
 ) -> Policy:
     """The policy with the costs of this key (`cost_files.key_of`); `measure` is called where none are kept.
 
     shapes: as for `Policy`. is_faster_than(costs): whether kept costs were measured on a busy machine; they are then
     measured again. gather: the value that each rank gives, by rank; all take the costs of rank 0, to choose alike.
+    padded: as for `CostModel`.
 
     Logs one line that says where the costs are from and which shapes they lead to; another one where a file cannot be
     read or written.
@@ -49,7 +51,7 @@ def start_policy(
             cost_files.write(key, costs)
         except WriteError as error:
             logger.warning("eagle-plugin: the costs of a round are not kept, every start will measure them: %s", error)
-    policy = Policy(caps, CostModel(costs), shapes)
+    policy = Policy(caps, CostModel(costs, padded), shapes)
     logger.info("eagle-plugin: %s; %s", source, first_choices(policy))
     return policy
 

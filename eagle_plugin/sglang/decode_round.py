@@ -43,11 +43,6 @@ class DecodeRound(CapturedRounds[RoundMemory]):
         """Whether the results of this round lie in memory that the next round overwrites."""
         return not batch.is_eager and self._has_graphs(batch.padded_b, batch.shape)
 
-    def padded_b(self, b: int, shape: Shape) -> int:
-        """The size of the padded batch of b requests: the next one, or b where this shape is not captured for it."""
-        size = self._buckets.of(b)
-        return size if size is not None and self._has_graphs(size, shape) else b
-
     def draft(self, batch: RoundBatch, state: DraftState) -> Drafts:
         """Draft a tree per request of the padded batch; state is what the round before left, of b requests."""
         key = _key("draft", batch)

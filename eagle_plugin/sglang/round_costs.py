@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -21,6 +20,7 @@ from eagle_plugin.policy.shapes import shapes_within
 from eagle_plugin.runtime import cost_files
 from eagle_plugin.runtime.captured_rounds import fits
 from eagle_plugin.runtime.capturing import powers_of_two
+from eagle_plugin.runtime.device_clock import clock_of
 from eagle_plugin.runtime.policy_start import start_policy
 from eagle_plugin.runtime.round_costs import (
     LONG,
@@ -37,6 +37,7 @@ from eagle_plugin.runtime.round_costs import (
     slope,
     timed_call,
 )
+from eagle_plugin.runtime.shared_times import SharedTimes
 from eagle_plugin.sglang import version
 from eagle_plugin.sglang.batch import RoundBatch
 from eagle_plugin.sglang.drafter import DraftState
@@ -69,10 +70,23 @@ def choose_shapes(worker: Any, mode: str, most_requests: int) -> ShapeChooser:
         shapes,
         measurement.is_faster_than,
         gather_objects,
+        worker._round.padded_b,
     )
-    clock = time.perf_counter if get_parallel().tp_size == 1 else None
-    buffers = buffers_of(policy, most_requests, worker.device)
-    return ShapeChooser(caps, policy, clock=clock, buffers=buffers, learns_late=True)
+    parallel, clock, share = get_parallel(), None, None
+    if parallel.attn_dp_size == 1:  # else a round lasts as long as that of other requests, in other ranks
+        if parallel.tp_group.rank_in_group == 0:
+            clock = clock_of(worker.device)
+        if parallel.tp_size > 1:
+            share = SharedTimes(parallel.tp_group)
+    return ShapeChooser(
+        caps,
+        policy,
+        clock=clock,
+        buffers=buffers_of(policy, most_requests, worker.device),
+        learns_late=True,
+        share=share,
+        path_sums=worker._round.path_sums_by_shape,
+    )
 
 
 def _key(worker: Any) -> dict[str, Any]:

@@ -278,7 +278,7 @@ class TreeWorker(EAGLEWorkerV2):
 
     def _prefill(self, batch: Any, on_publish: Any, pp_proxy_tensors: Any) -> Any:
         """The engine's prefill; the requests get new keys, by which their next tokens are drawn if any has a seed."""
-        self.shapes.pause()
+        self.shapes.end_round(len(batch.reqs))
         if batch.forward_mode.is_idle():  # other ranks of data-parallel attention have prompts
             return self._forward_prefill_batch(batch, on_publish, pp_proxy_tensors)
         rows, seeds = batch.req_pool_indices.long(), request_seeds(batch.reqs)

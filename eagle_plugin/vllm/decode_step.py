@@ -71,6 +71,11 @@ class DecodeStep(StepFunctions):
         """Whether plain steps of a captured batch size have a function."""
         return self._forward is not None and ("verify", size, 1, self._forward.cases()[0]) in self.functions
 
+    def padded_b(self, b: int, shape: Shape) -> int:
+        """As of all captured rounds; of a plain step only where its forward is one of ours."""
+        size = super().padded_b(b, shape)
+        return size if shape != PLAIN or self.has_plain(size) else b
+
     def can_verify(self) -> bool:
         """Whether the target can run over the trees of this step by what was captured."""
         return self._verified is not None and self._can("verify", self._verified.width, self._case)

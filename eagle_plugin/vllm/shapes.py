@@ -7,7 +7,6 @@ a step accepted is told when the host knows it, which is in the next step where 
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
@@ -20,6 +19,7 @@ from eagle_plugin.policy.path_sums import PathSums
 from eagle_plugin.policy.served_rounds import ServedRound
 from eagle_plugin.policy.shapes import shapes_within
 from eagle_plugin.runtime.cost_files import key_of
+from eagle_plugin.runtime.device_clock import clock_of
 from eagle_plugin.runtime.policy_start import start_policy
 from eagle_plugin.runtime.round import Drafts
 from eagle_plugin.vllm import captured_costs, round_costs, version
@@ -68,8 +68,8 @@ class RoundShapes:
         self._prefix_tokens = prefix_tokens
         verified = served if batch.newest else None
         self._step_before, self._step = self._step, _Step(prompt_tokens, verified, batch.newest, drafting)
-        if served is None or not len(batch.newest) == batch.b == served.b:
-            self.chooser.pause()  # prompts, cut trees, requests that came or went: not the time of a round
+        if served is None or not len(batch.newest) == batch.b <= served.b:
+            self.chooser.pause()  # prompts, cut trees, requests that came: not the time of a round
 
     def choose(self, batch: RoundBatch, deferred: int = 0, drafting: int | None = None) -> Shape:
         """The shape of the trees to draft for the requests of the step.
@@ -87,6 +87,10 @@ class RoundShapes:
                 self._within[key] = [shape for shape in among if shape.width - 1 <= most]
             allowed = self._within[key]
         return self.chooser.choose(batch.b, self._prefix_tokens, allowed, -(-deferred // batch.b), drafting)
+
+    def end_round(self) -> None:
+        """Note that what the head reads now is no part of the round that ends."""
+        self.chooser.end_round()
 
     def begin(self, shape: Shape, batch: RoundBatch) -> None:
         """Note that the next round begins with its drafting."""
@@ -175,11 +179,10 @@ def choose_shapes(runner: Any, caps: Shape, mode: str, logger: logging.Logger) -
         runner._step.shapes if graphs else None,
         is_faster_than=lambda costs: costs_of.is_faster_than(runner, caps, costs),
         gather=gather_objects,
+        padded=runner._step.padded_b if graphs else lambda b, shape: b,
     )
     buffers = buffers_of(policy, runner.max_num_reqs, runner.device)
-    # Scheduled ahead, all ranks draft what the step says, and need not choose alike. The host prepares a step while a
-    # GPU runs the one before it; a CPU runs it in the host's call.
-    is_ahead = runner.use_async_scheduling
-    clock = time.perf_counter if ranks == 1 or is_ahead else None
-    lag = int(is_ahead and runner.device.type == "cuda")
-    return ShapeChooser(caps, policy, clock=clock, buffers=buffers, learns_late=True, lag=lag)
+    # Scheduled ahead, all ranks draft what the step says, and need not choose alike.
+    clock = clock_of(runner.device) if ranks == 1 or runner.use_async_scheduling else None
+    path_sums = runner._step.path_sums_by_shape if graphs else None
+    return ShapeChooser(caps, policy, clock=clock, buffers=buffers, learns_late=True, path_sums=path_sums)

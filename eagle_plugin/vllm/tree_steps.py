@@ -244,7 +244,7 @@ class TreeSteps:
             self._read_deferred(self._deferred.excess(plain))
             self._deferred.add(state.names, firsts, batch.host_lens, plain, slot_table, self._requests)
             return self._keep(state, root_drafts(batch.b, self.device))
-        self._read_deferred(state.names)
+        self._catch_up(state.names)
         step = self._step
         if step is not None and step.can_extend(accepted, shape, is_greedy):
             root = self._draft_clock.time_reading(shape, partial(step.extend, accepted, parts, is_greedy))
@@ -293,6 +293,12 @@ class TreeSteps:
             state.keep_parents(drafts)
         tokens = padded(drafts.tree.tokens[:, 1:], state.placeholders)
         return tokens if step is None else tokens.clone()  # the engine may copy them to the host later
+
+    def _catch_up(self, names: Sequence[str]) -> None:
+        """Let the head read what it has not read of these requests: no cost of the plain round that ends."""
+        if self._deferred.rows_of_requests:
+            self._shapes.end_round()
+        self._read_deferred(names)
 
     def _read_deferred(self, owners: Iterable[Owner]) -> None:
         """Let the head read what it has not read of these requests or blocks."""

@@ -11,6 +11,7 @@ from eagle_plugin.policy.chooser import MOST_UNLEARNED, ShapeChooser, buffers_of
 from eagle_plugin.policy.costs import CostModel
 from eagle_plugin.policy.policy import REVIEW_ROUNDS, Policy
 from eagle_plugin.policy.report import ShapeTotals
+from eagle_plugin.policy.round_times import HostClock
 from eagle_plugin.runtime.round import Drafts
 
 
@@ -31,7 +32,7 @@ def test_what_is_learned_late_is_the_same() -> None:
     for late in (False, True):
         now, policy = [0.0], Policy(CAPS, CostModel(device(64)))
         buffers = buffers_of(policy, 8, "cpu") if late else None
-        chooser = ShapeChooser(CAPS, policy, clock=lambda now=now: now[0], buffers=buffers, learns_late=late)  # type: ignore[misc]
+        chooser = ShapeChooser(CAPS, policy, clock=HostClock(lambda now=now: now[0]), buffers=buffers, learns_late=late)  # type: ignore[misc]
         chooser.choose(2, 100)
         serve(chooser, now, rounds)
         chooser.choose(20, 100)  # of another batch: the policy reviews, and has learned all before

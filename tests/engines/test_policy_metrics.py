@@ -13,6 +13,7 @@ from eagle_plugin.policy.metric_table import POLICY
 from eagle_plugin.policy.metrics import PolicyMetrics, families
 from eagle_plugin.policy.policy import Policy
 from eagle_plugin.policy.prediction_errors import BOUNDS
+from eagle_plugin.policy.round_times import HostClock
 from eagle_plugin.policy.served_rounds import ServedRound
 
 CAPS = Shape(2, 2, 4)
@@ -33,7 +34,7 @@ def value(name: str, **labels: str) -> float | None:
 
 def served_chooser(clock: Clock) -> ShapeChooser:
     """After four steps of two requests, of which two have a known time."""
-    shapes = ShapeChooser(CAPS, Policy(CAPS, CostModel(Costs(FORWARD, FORWARD, FORWARD))), clock=clock)
+    shapes = ShapeChooser(CAPS, Policy(CAPS, CostModel(Costs(FORWARD, FORWARD, FORWARD))), clock=HostClock(clock))
     shapes.choose(2, 200)
     for kept in ([2, 1], [0, 0], [1, 1], [2, 2]):
         shapes.begin(CAPS, 2, 200)

@@ -18,10 +18,11 @@ from eagle_plugin.policy.chooser import (
     buffers_of,
     policy_mode,
 )
-from eagle_plugin.policy.costs import CostModel
+from eagle_plugin.policy.costs import CostModel, size_class
 from eagle_plugin.policy.path_sums import PathSums
 from eagle_plugin.policy.policy import Policy
 from eagle_plugin.policy.prediction_errors import class_of
+from eagle_plugin.policy.round_times import HostClock
 from eagle_plugin.policy.shapes import shapes_within
 from eagle_plugin.runtime.round import Drafts
 
@@ -84,14 +85,19 @@ def test_a_round_for_nobody_is_plain() -> None:
 # Times
 
 
-def time_rounds(rounds: list[tuple[Shape, int] | None], times: list[float]) -> list[tuple[object, ...]]:
-    """What the policy is told of rounds (shape, b) that begin at these times; None is a pause."""
+def time_rounds(rounds: list[tuple[Shape, int] | int | None], times: list[float]) -> list[tuple[object, ...]]:
+    """What the policy is told of rounds (shape, b) that begin at these times.
+
+    A number stands for a prefill of so many requests, which begins at the next of the times, None for a pause.
+    """
     clock = clock_of(*times)
     policy = Recorder()
-    chooser = ShapeChooser(CAPS, policy, clock=lambda: next(clock))
+    chooser = ShapeChooser(CAPS, policy, clock=HostClock(lambda: next(clock)))
     for number, one in enumerate(rounds):
         if one is None:
             chooser.pause()
+        elif isinstance(one, int):
+            chooser.end_round(one)
         else:
             chooser.begin(*one, prefix_tokens=100 + number)
     return policy.told
@@ -102,15 +108,32 @@ def test_a_round_ends_when_the_next_one_begins() -> None:
     assert told == [("time", CHAIN, 2, 101, 0.75), ("time", CHAIN, 2, 102, 2.0)]
 
 
-def test_the_first_round_of_a_shape_or_of_a_batch_is_not_timed() -> None:
-    """While it is launched the device may still compute the round before, which was another."""
-    told = time_rounds([(CHAIN, 2), (CAPS, 2), (CAPS, 2), (CAPS, 3), (CAPS, 3), (CHAIN, 3)], [*range(6)])
-    assert told == [("time", CAPS, 2, 102, 1), ("time", CAPS, 3, 104, 1)]
+def test_the_first_round_of_a_shape_or_of_a_size_class_is_not_timed() -> None:
+    """In it the head may read what it has not read before; the sizes 2 and 4 are of two classes."""
+    told = time_rounds([(CHAIN, 2), (CAPS, 2), (CAPS, 2), (CAPS, 4), (CAPS, 4), (CHAIN, 4)], [*range(6)])
+    assert told == [("time", CAPS, 2, 102, 1), ("time", CAPS, 4, 104, 1)]
+
+
+def test_requests_that_come_and_go_leave_a_round_its_time() -> None:
+    """30 to 33 requests are of one size class."""
+    told = time_rounds([(CAPS, b) for b in (32, 30, 31, 33, 32)], [0.0, 1.0, 3.0, 6.0, 10.0])
+    assert told == [("time", CAPS, 30, 101, 2.0), ("time", CAPS, 31, 102, 3.0), ("time", CAPS, 33, 103, 4.0)]
+
+
+def test_a_prefill_ends_a_round_and_is_no_part_of_it() -> None:
+    told = time_rounds([(CAPS, 2), (CAPS, 2), 1, (CAPS, 2), (CAPS, 2)], [0.0, 1.0, 1.5, 9.0, 10.0])
+    assert told == [("time", CAPS, 2, 101, 0.5), ("time", CAPS, 2, 103, 1.0)]
+
+
+def test_a_round_after_which_all_requests_are_new_ones_has_no_time() -> None:
+    """There may have been nothing to do before they came."""
+    told = time_rounds([(CAPS, 2), (CAPS, 2), 1, 1, (CAPS, 2), (CAPS, 2)], [0.0, 1.0, 500.0, 509.0, 510.0])
+    assert told == [("time", CAPS, 2, 104, 1.0)]
 
 
 def test_a_pause_is_no_round() -> None:
     told = time_rounds([(CHAIN, 2), (CHAIN, 2), None, (CHAIN, 2), (CHAIN, 2), (CHAIN, 2)], [0.0, 1.0, 50.0, 51.0, 52.0])
-    assert told == [("time", CHAIN, 2, 104, 1.0)]
+    assert told == [("time", CHAIN, 2, 103, 1.0), ("time", CHAIN, 2, 104, 1.0)]
 
 
 @pytest.mark.parametrize("jump", [-3600.0, 0.0, math.nan, 1e9])
@@ -118,7 +141,7 @@ def test_a_clock_that_jumps_leaves_the_predictions(jump: float) -> None:
     """Backwards, not at all, to no number, or far ahead; the next rounds are timed as ever."""
     policy = Policy(CAPS, CostModel(device(64)))
     now = 0.0
-    chooser = ShapeChooser(CAPS, policy, clock=lambda: now)
+    chooser = ShapeChooser(CAPS, policy, clock=HostClock(lambda: now))
     for number in range(400):
         now += jump if number == 300 else policy.costs.costs.round(CAPS, 2, 0)
         now = 0.0 if math.isnan(now) and number > 300 else now
@@ -131,7 +154,7 @@ def test_errors_are_of_the_predictions_before_the_steps() -> None:
     """Every step corrects the table: a prediction made after it would be nearer to what was measured."""
     now, took, errors_after = 0.0, 1.3 * device(64).round(CAPS, 2, 0), []
     policy = Policy(CAPS, CostModel(device(64)))
-    chooser = ShapeChooser(CAPS, policy, clock=lambda: now)
+    chooser = ShapeChooser(CAPS, policy, clock=HostClock(lambda: now))
     chooser.begin(CAPS, 2, 0)
     for _ in range(3):
         chooser.begin(CAPS, 2, 0)
@@ -154,13 +177,13 @@ def test_a_report_reads_no_more_after_more_sizes_of_batches(monkeypatch: pytest.
     """It is made between two rounds; the phases of all steps are sums by then."""
     now, expected, read = 0.0, 0.0, []
     policy = Policy(CAPS, CostModel(device(64)))
-    chooser = ShapeChooser(CAPS, policy, clock=lambda: now)
+    chooser = ShapeChooser(CAPS, policy, clock=HostClock(lambda: now))
     for b in range(1, 200):
-        for _ in range(2):  # the second is timed
+        for number in range(2):  # the second is timed, the first too but for the smallest b of a size class
             chooser.begin(CAPS, b, 10 * b)
-            predicted = policy.costs.seconds([CAPS], b, 10 * b)[CAPS]
+            if (number and b < 199) or (not number and size_class(b) == size_class(b - 1)):  # the last has not ended
+                expected += policy.costs.seconds([CAPS], b, 10 * b)[CAPS]
             now += policy.costs.costs.round(CAPS, b, 10 * b)
-        expected += predicted if b < 199 else 0.0  # the last one has not ended
     for name in ("phases", "correction", "tabled"):
         healthy = getattr(policy.costs, name)
         monkeypatch.setattr(
@@ -284,3 +307,13 @@ def test_path_sums_are_copied_before_their_memory_is_used_again() -> None:
     sums = PathSums(CAPS, policy.shapes, "cpu")
     assert drafts.scores is not None
     assert policy.told[0] == ("sums", CAPS, 3, sums.by_shape(sums(drafts.scores)))
+
+
+def test_path_sums_that_were_made_for_captures_are_used() -> None:
+    """To make them takes copies from the host, for which a served round would wait."""
+    policy = Recorder()
+    made = {CAPS: PathSums(CAPS, policy.shapes, "cpu")}
+    chooser = ShapeChooser(CAPS, policy, path_sums=made)
+    assert chooser.launched(CAPS, 3, 100, drafts_of(CAPS, 3)).path_sums is made[CAPS]
+    assert chooser.launched(CHAIN, 3, 100, drafts_of(CHAIN, 3)).path_sums is not None  # one that was not captured
+    assert list(made) == [CAPS]

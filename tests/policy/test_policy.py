@@ -10,8 +10,10 @@ from policy_world import CAPS, HIGH, LOW, MIDDLE, SURE, World, device, new_polic
 
 from eagle_plugin.core.shape import PLAIN, Levels, Shape
 from eagle_plugin.policy import policy as module
-from eagle_plugin.policy.policy import CATCH_UP_ROUNDS, HYSTERESIS, REVIEW_ROUNDS
+from eagle_plugin.policy.costs import CostModel
+from eagle_plugin.policy.policy import CATCH_UP_ROUNDS, HYSTERESIS, REVIEW_ROUNDS, Policy
 from eagle_plugin.policy.shapes import captured_shapes, shapes_within
+from eagle_plugin.runtime.graphs import Buckets
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Shapes
@@ -236,3 +238,38 @@ def test_noise_does_not_make_it_flip(monkeypatch: pytest.MonkeyPatch) -> None:
     assert max(calm) <= 30
     monkeypatch.setattr(module, "HYSTERESIS", 0.0)  # the control
     assert sum(flips(*case) for case in NEARLY_EQUAL) > 2 * sum(calm)
+
+
+def test_where_no_scores_are_known_what_was_accepted_is_enough() -> None:
+    """As where some prompt is always being read: trees whose drafts are never accepted are left."""
+    policy = new_policy(device(64))
+    chosen = []
+    for _ in range(200):
+        chosen.append(policy.choose(8, 0))
+        if chosen[-1] != PLAIN:
+            policy.observe_accepted(chosen[-1], 8, [0] * chosen[-1].steps)
+    assert chosen[0] == CAPS and policy.present == PLAIN
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Padded batches
+
+
+def test_the_choice_for_a_padded_batch_is_that_of_its_size() -> None:
+    """A round of 17 requests runs as one of 64: it yields 17 / 64 of the tokens, whatever the shape."""
+    buckets = Buckets([1, 4, 16, 64])
+
+    def padded(b: int, shape: Shape) -> int:
+        return buckets.of(b) or b
+
+    models = [CostModel(device(64)), CostModel(device(64), padded)]
+    found = []
+    for model in models:
+        policy, world = Policy(CAPS, model), World(device(64), HIGH)
+        world.serve(policy, 64, 40)
+        found.append([policy.rates(b, 64_000) for b in (17, 64)])
+        assert sum(model.phases(CAPS, 17, 64_000).values()) == pytest.approx(model.seconds([CAPS], 17, 64_000)[CAPS])
+    unpadded, (few, many) = found
+    best = [max(rates, key=rates.__getitem__) for rates in (few, many, unpadded[0])]
+    assert best[0] == best[1] != best[2]
+    assert few[PLAIN] / many[PLAIN] == pytest.approx(few[CAPS] / many[CAPS]) == pytest.approx(17 / 64)

@@ -49,6 +49,21 @@ def test_acceptance_that_falls_and_rises_is_followed(
                 assert policy.present.steps < high.steps and (policy.present == PLAIN) == (free_rows == 1.5)
 
 
+@pytest.mark.parametrize("follows", [False, True])
+def test_after_a_burst_a_single_request_is_followed_as_ever(follows: bool) -> None:
+    """64 -> 1 requests, whose drafts are hardly accepted: what the burst taught does not outweigh them."""
+    for seed in range(3):
+        costs = device(512, level=0.2)
+        policy, world = new_policy(costs), World(costs, HIGH, seed=seed, noise=0.03)
+        world.serve(policy, 64, 600)
+        assert policy.present != PLAIN
+        world.accepts = LOW
+        world.predicts = LOW if follows else HIGH
+        policy.choose(1, 0)  # the shape for the new load
+        assert world.rate(policy.present, 1) < 0.9 * world.rate(world.best(policy.shapes, 1), 1)
+        assert world.rounds_until_good(policy, 1, 1000) <= FOLLOWED[1][0]
+
+
 def test_without_probes_it_never_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """The control of the test above."""
     monkeypatch.setattr(module, "PROBE_COST", 0.0)

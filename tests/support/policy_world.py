@@ -10,7 +10,7 @@ from functools import cache
 from operator import methodcaller
 
 from eagle_plugin.core.shape import PLAIN, Shape
-from eagle_plugin.policy.costs import CostModel, Costs, Curve, Forward
+from eagle_plugin.policy.costs import CostModel, Costs, Curve, Forward, size_class
 from eagle_plugin.policy.policy import Policy
 
 CAPS = Shape(4, 4, 16)
@@ -98,13 +98,13 @@ class World:
             self.rounds += 1
             seconds = self.costs.round(shape, b, keys) * self.slower(shape, self.rounds)
             seconds *= math.exp(self.random.gauss(0, self.noise))
-            # As the engines' adapters do: a time counts if the round before was of the same shape and batch.
-            if self._last == (shape, b):
+            # As the chooser does: a time counts if the round before was of the same shape and size class.
+            if self._last == (shape, size_class(b)):
                 told.append(methodcaller("observe_time", shape, b, keys, seconds))
             tokens = b
             # The first of every four rounds of one shape tells its path sums.
             self._same = self._same + 1 if self._last is not None and self._last[0] == shape else 0
-            self._last = shape, b
+            self._last = shape, size_class(b)
             if shape != PLAIN and self._same % 4 == 0:
                 covered = [x for x in policy.shapes if x.steps <= shape.steps and x.topk <= shape.topk]
                 sums = {x: tree_sums(x, self.predicts) for x in covered}

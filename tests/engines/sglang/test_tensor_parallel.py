@@ -13,7 +13,7 @@ import httpx
 import pytest
 import rank_faults
 from sampling_requests import PROMPT, SETTINGS, SHAPE
-from serving import GRAPHS, accept_length, responses, serving, tiny_spec
+from serving import GRAPHS, OVERLAP, accept_length, responses, serving, tiny_spec
 from tiny_models import read_markov_map
 
 from eagle_plugin.bench.servers import Server
@@ -167,6 +167,20 @@ def test_only_the_first_rank_logs_and_counts(servers: list[Server]) -> None:
     metrics = httpx.get(f"{servers[1].url}/metrics", timeout=STUCK_S, trust_env=False).text
     ours = [line for line in metrics.splitlines() if line.startswith("eagle_plugin:")]
     assert ours and all('tp_rank="0"' in line for line in ours)
+
+
+@pytest.mark.matrix  # tests/engines/test_shared_times.py has two ranks without an engine
+def test_ranks_that_learn_times_choose_alike(bigram_target: Path, bigram_eagle3: Path, tmp_path: Path) -> None:
+    """Ranks with shapes of their own would wait for each other for ever."""
+    environment = TWO_RANKS | OVERLAP | {"EAGLE_POLICY": "auto"}
+    settings = SETTINGS | {"extra_flags": (*SETTINGS["extra_flags"], *TP_2, "--enable-metrics")}
+    spec = tiny_spec(bigram_target, bigram_eagle3, SHAPE, **settings | {"environment": environment})
+    with serving([spec], tmp_path) as (server,):
+        for _ in range(3):
+            say(server, PROMPTS, [{"temperature": 0}] * len(PROMPTS), 8 * LENGTH)
+        metrics = httpx.get(f"{server.url}/metrics", timeout=STUCK_S, trust_env=False).text
+    timed = [line for line in metrics.splitlines() if line.startswith("eagle_plugin:timed_steps_total")]
+    assert sum(float(line.rsplit(maxsplit=1)[1]) for line in timed) > 50
 
 
 @pytest.mark.matrix

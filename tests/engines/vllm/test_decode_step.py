@@ -223,6 +223,13 @@ def test_a_batch_beyond_the_captured_sizes_runs_eagerly() -> None:
     assert 0 < case.graphs.functions.replays < 12 * (1 + 3 * STEPS)
 
 
+def test_the_size_of_the_padded_batch() -> None:
+    """Plain steps of this runner have no function of ours."""
+    step = Case(sizes=[1, 4]).graphs
+    assert [step.padded_b(b, SHAPE) for b in (1, 3, 5)] == [1, 4, 5]
+    assert [step.padded_b(b, PLAIN) for b in (1, 3, 5)] == [1, 3, 5]
+
+
 class Memo(Head):
     """A tensor of the first call is kept by Python."""
 

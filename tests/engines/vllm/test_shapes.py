@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from eagle_plugin.policy.served_rounds import ServedRound
 from eagle_plugin.runtime.round import Drafts
 from eagle_plugin.vllm.batch import DraftStore, RoundBatch
 from eagle_plugin.vllm.shapes import RoundShapes
+from eagle_plugin.vllm.tree_steps import TreeSteps
 
 CAPS = Shape(2, 2, 4)
 SMALL = Shape(1, 1, 2)
@@ -38,6 +40,9 @@ class Heard(ShapeChooser):
 
     def begin(self, shape: Shape, b: int, keys: int) -> None:
         self.calls.append(("begin", shape, b, keys))
+
+    def end_round(self, arrived: int = 0) -> None:
+        self.calls.append(("end", arrived))
 
     def pause(self) -> None:
         self.calls.append(("pause",))
@@ -151,10 +156,16 @@ def test_requests_without_drafts_are_told_apart() -> None:
     assert worker.calls()[-1][2] == [0, 2] and worker.heard.drafting == [2, [0, 2], [2]]
 
 
-def test_a_request_that_ended_stops_the_clock_and_the_others_are_observed(worker: Worker) -> None:
+def test_a_request_that_ended_leaves_the_round_its_time_and_the_others_are_observed(worker: Worker) -> None:
     worker.schedule("b", [3], [4])
     worker.shapes.observe([2])
-    assert worker.calls() == [("pause",), ("observe", ServedRound(CAPS, 2, 50), [1])]
+    assert worker.calls() == [("observe", ServedRound(CAPS, 2, 50), [1])]
+
+
+def test_requests_that_came_stop_the_clock(worker: Worker) -> None:
+    """One whose prompt has one token left, in the place of another that ended."""
+    worker.schedule("bc", [3, 0], [4, 1])
+    assert worker.calls() == [("pause",)]
 
 
 @pytest.mark.parametrize(
@@ -187,6 +198,19 @@ def test_nothing_is_observed_twice(worker: Worker) -> None:
     worker.shapes.observe([1, 1])
     worker.shapes.observe([1, 1])
     assert len(worker.calls()) == 1
+
+
+@pytest.mark.parametrize("rows", [0, 5])
+def test_what_the_head_reads_after_plain_rounds_is_no_part_of_the_last_one(rows: int) -> None:
+    """Else plain rounds that are served to be compared would seem slower than they are."""
+    heard = Heard()
+    steps = SimpleNamespace(
+        _deferred=SimpleNamespace(rows_of_requests=rows),
+        _shapes=RoundShapes(heard),
+        _read_deferred=lambda names: heard.calls.append(("read", *names)),
+    )
+    TreeSteps._catch_up(cast(TreeSteps, steps), ["a", "b"])
+    assert heard.calls == [("end", 0), ("read", "a", "b")][not rows :]
 
 
 def test_unread_prompts_tell_no_scores(worker: Worker) -> None:
