@@ -145,7 +145,7 @@ class Eagle3Head(DraftHead):
             (self.lm_head.weight, lm_head),
         ):
             copy_if_alike(parameter, value)
-        # Drawn columns would hide the last state behind the others, the more the wider the target is.
+        # Drawn columns would outweigh the last state, the more the wider the target is.
         self.fc.weight[:, : -self.target_hidden_size] = 0.0
         # The copied layer adds what fits a residual of the target's scale, which a norm before fc has taken out, and a
         # drawn layer adds noise: the state passes both until training moves them.

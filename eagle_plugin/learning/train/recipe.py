@@ -249,10 +249,7 @@ class TrainRecipe(_Section):
 
     @property
     def lm_head_lr(self) -> float:
-        """Peak learning rate of lm_head: a fifth of the others' where it starts from the target or from a head.
-
-        There it is right already, and a large rate spoils it.
-        """
+        """Peak learning rate of lm_head: a fifth of the others' where it starts from one that is right already."""
         options = self.optimiser
         is_drawn = self.head.start is None and self.head.init == "random"
         return options.lm_head_lr or options.lr * (1 if is_drawn else LM_HEAD_SHARE)
