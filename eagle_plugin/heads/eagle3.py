@@ -150,9 +150,10 @@ class Eagle3Head(DraftHead):
         # The copied layer adds what fits a residual of the target's scale, which a norm before fc has taken out, and a
         # drawn layer adds noise: the state passes both until training moves them.
         is_normed = self.fc_norm is not None or self.input_norm is not None
-        for layer in list(self.layers)[0 if is_normed else 1 :]:
-            for part in (layer.self_attn.o_proj, layer.mlp.down_proj):
-                part.weight.zero_()
+        passing: list[Any] = list(self.layers)[0 if is_normed else 1 :]
+        for layer in passing:
+            layer.self_attn.o_proj.weight.zero_()
+            layer.mlp.down_proj.weight.zero_()
 
     def set_window(self, window: int) -> None:
         self.window = window
