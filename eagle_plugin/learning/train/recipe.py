@@ -40,7 +40,7 @@ def _check_store(value: str) -> str:
     return value
 
 
-LM_HEAD_SHARE = 0.2  # of the learning rate, for an lm_head that starts from one that is trained
+LM_HEAD_SHARE = 0.2  # of the learning rate, for the lm_head of a head that is trained further
 UserPath = Annotated[Path, BeforeValidator(_expand)]
 
 
@@ -249,10 +249,9 @@ class TrainRecipe(_Section):
 
     @property
     def lm_head_lr(self) -> float:
-        """Peak learning rate of lm_head: a fifth of the others' where it starts from one that is right already."""
+        """Peak learning rate of lm_head: a fifth of the others' where it comes from a trained head (docs/training.md)."""
         options = self.optimiser
-        is_drawn = self.head.start is None and self.head.init == "random"
-        return options.lm_head_lr or options.lr * (1 if is_drawn else LM_HEAD_SHARE)
+        return options.lm_head_lr or options.lr * (1 if self.head.start is None else LM_HEAD_SHARE)
 
     @property
     def depths(self) -> int:
