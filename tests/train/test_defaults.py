@@ -26,7 +26,7 @@ def read(**keys: Any) -> TrainRecipe:
     [
         ("training_time_test", 4, 0.8),
         ("feature_regression", 4, 0.8),
-        ("parallel", 5, 0.7),
+        ("parallel", 5, 1.0),
         ("blocks", 7, math.exp(-1 / 4)),  # a block of 8 rows
         ("blocks", 15, math.exp(-1 / 7)),
     ],

@@ -123,8 +123,7 @@ class ParallelDrafting(TrainingTimeTest):
     """P-EAGLE (arXiv 2602.01469): all depths in one pass over sampled masked rows, segment by segment."""
 
     def default_decay(self, depths: int) -> float:
-        # Each depth's loss is a mean over its rows. A mean over all rows, of which depth d has 0.7^d, weighs it so.
-        return 0.7
+        return 1.0
 
     def plan(
         self, head: Any, batch: Batch, weights: Tensor, s: ObjectiveSettings, generator: torch.Generator, training: bool
