@@ -249,7 +249,7 @@ class TrainRecipe(_Section):
 
     @property
     def lm_head_lr(self) -> float:
-        """Peak learning rate of lm_head: a fifth of the others' where it comes from a trained head (docs/training.md)."""
+        """Peak learning rate of lm_head: a fifth of the others' where it comes from a trained head."""
         options = self.optimiser
         return options.lm_head_lr or options.lr * (1 if self.head.start is None else LM_HEAD_SHARE)
 
