@@ -57,7 +57,7 @@ LAW: dict[str, set[str]] = {
     },
     "learning.data": {"models", "traffic", "collect"},
     "learning.reference": {"core", "heads"},
-    "learning.evaluate": {"core", "heads", "learning.data", "models", "learning.reference"},
+    "learning.evaluate": {"core", "policy.shapes", "heads", "learning.data", "models", "learning.reference"},
     "learning.train": {"core", "heads", "learning.data", "models"},
     "learning.report": {"bench", "bench.states"},
     "learning.deploy": {"heads", "models", "bench", "learning.data.traffic", "sglang.version", "vllm.version"},

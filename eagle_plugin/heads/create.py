@@ -45,13 +45,15 @@ def new_head(
     draft_ids [D] int64: the target ids of the draft vocabulary, ascending (None: all V; EAGLE-2 always drafts from
     all). aux_layers: layers whose input the head reads (None: 2, L//2, L-3). norms: "3.1" norms each aux state and
     gives normed states to the next draft step, "3.0" does neither (arXiv 2503.01840), "before_fc" norms the
-    concatenated aux states. EAGLE-2 has no aux layers and no such norms.
+    concatenated aux states, "before_fc_output" also gives normed states to the next draft step. EAGLE-2 has no aux
+    layers and no such norms.
     mask_token_id: P-EAGLE's and a block drafter's (None: the best unused token). window: `DraftHead.window`; EAGLE-2
     and block drafters have none. block_size, causal: of a block drafter (`DFlashHead`), which has no such norms, and
     where draft_ids is None the target's lm_head.
 
     init "target" starts lm_head, norms and, where the shapes agree, the layer from the target's last ones, and passes
-    the last feature through fc; "random" draws every matrix from N(0, 0.02). The embedding is the target's, frozen, in
+    the last feature through fc (`start_from_target` of a kind says what else); "random" draws every matrix from
+    N(0, 0.02). The embedding is the target's, frozen, in
     the dtype of its checkpoint; so is EAGLE-2's lm_head, in float32.
 
     Raises:

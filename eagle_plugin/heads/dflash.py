@@ -154,7 +154,8 @@ class DFlashHead(DraftHead):
         check_read_layers(aux, target.num_layers)
         ids = torch.arange(target.vocab_size) if options.draft_ids is None else options.draft_ids
         check_draft_ids(ids, target.vocab_size)
-        token = mask_token_of_new(target.folder, target.vocab_size, ids.tolist(), options.mask_token_id)
+        named, embedding = options.mask_token_id, target.embedding()
+        token = mask_token_of_new(target.folder, target.vocab_size, ids.tolist(), named, embedding)
         block = options.block_size or BLOCK_SIZE
         if block < 2:
             raise HeadError(f"block_size is {block}, wanted 2 or more: the root and the drafted tokens")

@@ -145,6 +145,15 @@ class Eagle3Head(DraftHead):
             (self.lm_head.weight, lm_head),
         ):
             copy_if_alike(parameter, value)
+        # Drawn columns would outweigh the last state, the more the wider the target is.
+        self.fc.weight[:, : -self.target_hidden_size] = 0.0
+        # The copied layer adds what fits a residual of the target's scale, which a norm before fc has taken out, and a
+        # drawn layer adds noise: the state passes both until training moves them.
+        is_normed = self.fc_norm is not None or self.input_norm is not None
+        passing: list[Any] = list(self.layers)[0 if is_normed else 1 :]
+        for layer in passing:
+            layer.self_attn.o_proj.weight.zero_()
+            layer.mlp.down_proj.weight.zero_()
 
     def set_window(self, window: int) -> None:
         self.window = window

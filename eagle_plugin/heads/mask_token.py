@@ -8,10 +8,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from eagle_plugin.heads.files import HeadError, read_json, text_config
 from eagle_plugin.heads.target_config import read_target_config
 
 RESERVED = re.compile(r"reserved|unused|extra_|placeholder|dummy|<SPECIAL_\d+>", re.IGNORECASE)
+LEAST_SCALE = 0.1  # of a mask token's embedding, over that of the median row: rows of padding are often zero
 
 
 def mask_token_candidates(target_dir: str | Path) -> list[int]:
@@ -61,21 +65,40 @@ def choose_mask_token(target_dir: str | Path, used: set[int]) -> int:
             return candidate
     raise HeadError(
         f"{target_dir} has no unused token for the mask (no id without a token, no special token outside its "
-        "chat template and the draft vocabulary); name a token that never occurs, or train an EAGLE-3 head"
+        "chat template and the draft vocabulary; for a block drafter none with an embedding near zero); name a token "
+        "that never occurs, or train an EAGLE-3 head"
     )
 
 
-def mask_token_of_new(target_dir: Path, vocab_size: int, draft_ids: Sequence[int], named: int | None) -> int:
+def mask_token_of_new(
+    target_dir: Path, vocab_size: int, draft_ids: Sequence[int], named: int | None, embedding: Tensor | None = None
+) -> int:
     """The mask token of a new head that drafts from these target ids: the one that is named, or the best unused one.
 
+    embedding [V, H]: of the target, where the row of the mask is all that a masked row reads. From a row near zero the
+    queries of the first layer are zero at every position, so that all levels of a block begin alike; with one layer
+    they stay so.
+
     Raises:
-        HeadError: the named one is not of the target, or none is unused.
+        HeadError: the named one is not of the target or has an embedding near zero, or none is unused.
     """
+    empty = set() if embedding is None else _rows_near_zero(embedding)
     if named is None:
-        named = choose_mask_token(target_dir, set(draft_ids) if len(draft_ids) < vocab_size else set())
+        named = choose_mask_token(target_dir, empty | (set(draft_ids) if len(draft_ids) < vocab_size else set()))
     if not 0 <= named < vocab_size:
         raise HeadError(f"mask_token_id is {named}, wanted 0 to {vocab_size - 1}; name a token of the target")
+    if named in empty:
+        raise HeadError(
+            f"mask_token_id is {named}, whose embedding in {target_dir} is near zero, so that the rows of a block "
+            "could not tell their places; name a token that never occurs and has a trained embedding"
+        )
     return named
+
+
+def _rows_near_zero(embedding: Tensor) -> set[int]:
+    """The ids of the rows whose scale is far below that of the median row."""
+    scale = torch.linalg.vector_norm(embedding, dim=-1, dtype=torch.float32)
+    return set((scale < LEAST_SCALE * scale.median()).nonzero()[:, 0].tolist())
 
 
 def _named_ids(folder: Path) -> set[int]:

@@ -9,7 +9,7 @@ from eagle_plugin.heads.kinds import HeadSpec
 from eagle_plugin.heads.other_layouts import SLIDING
 from eagle_plugin.heads.target_files import TargetShape
 
-Norms = Literal["3.0", "3.1", "before_fc"]
+Norms = Literal["3.0", "3.1", "before_fc", "before_fc_output"]
 # The RoPE variants that transformers and both engines compute alike, and their keys.
 ROPE_KEYS = {
     "linear": ("factor",),
@@ -21,6 +21,7 @@ NORM_KEYS: dict[Norms, dict[str, bool]] = {
     "3.0": {"fc_norm": False, "norm_before_fc": False, "norm_output": False},
     "3.1": {"fc_norm": True, "norm_before_fc": False, "norm_output": True},
     "before_fc": {"fc_norm": False, "norm_before_fc": True, "norm_output": False},
+    "before_fc_output": {"fc_norm": False, "norm_before_fc": True, "norm_output": True},
 }
 
 

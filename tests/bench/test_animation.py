@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import pytest
 from demo_reports import demo_report
 
-from benchmarks import figures
+from benchmarks import figures as drawing
 from eagle_plugin.bench.animation import COLUMNS, WIDTH, draw_answers
 from eagle_plugin.bench.report import DemoReport, ShownAnswer, ShownQuestion
 
@@ -48,10 +48,10 @@ def columns(path: Path) -> dict[float, list[list[tuple[float, str]]]]:
 def test_every_piece_appears_when_it_arrived_and_no_text_is_lost(tmp_path: Path) -> None:
     draw_answers(report(), tmp_path / "demo.svg")
     for lines, pieces in zip(columns(tmp_path / "demo.svg").values(), PIECES.values(), strict=True):
-        texts = ["".join(text for _, text in line) for line in lines]
-        assert max(map(len, texts)) <= COLUMNS
+        found = ["".join(text for _, text in line) for line in lines]
+        assert max(map(len, found)) <= COLUMNS
         whole = "".join(piece for _, piece in pieces)
-        assert "".join(texts).replace(" ", "") == re.sub(r"\s", "", whole)
+        assert "".join(found).replace(" ", "") == re.sub(r"\s", "", whole)
         by_time: dict[float, str] = {}
         for at, text in (part for line in lines for part in line):
             by_time[at] = by_time.get(at, "") + text.replace(" ", "")
@@ -63,7 +63,7 @@ def test_the_picture_starts_again_after_the_last_piece_and_says_what_was_measure
     tree = ElementTree.parse(tmp_path / "demo.svg").getroot()
     (loop,) = [one for one in tree.iter(f"{SVG}set") if one.get("id") == "loop"]
     assert loop.get("begin") == "0s;loop.end" and float(loop.get("dur", "").rstrip("s")) > 0.75
-    words = " ".join(one.text or "" for one in tree.iter(f"{SVG}text") if "class" in one.attrib)
+    told = " ".join(one.text or "" for one in tree.iter(f"{SVG}text") if "class" in one.attrib)
     for part in (
         "How is <this> done?",
         "plain decoding: 10.0 tokens/s",
@@ -71,7 +71,7 @@ def test_the_picture_starts_again_after_the_last_piece_and_says_what_was_measure
         "sglang 0.5.23",
         "2026-01-01",
     ):
-        assert part in words
+        assert part in told
     assert tree.get("viewBox", "").startswith(f"0 0 {WIDTH} ")
     with pytest.raises(ValueError, match="no answers"):
         draw_answers(demo_report(), tmp_path / "none.svg")
@@ -81,27 +81,27 @@ def test_the_picture_starts_again_after_the_last_piece_and_says_what_was_measure
 def test_the_figure_of_the_documents_is_taken_from_a_demo_and_drawn_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(figures, "DOCS", tmp_path)
-    monkeypatch.setattr(figures, "draw_all", lambda docs: [])
+    monkeypatch.setattr(drawing, "DOCS", tmp_path)
+    monkeypatch.setattr(drawing, "draw_all", lambda docs: [])
     for name in ("images", "figures"):
         (tmp_path / name).mkdir()
     (tmp_path / "demo.json").write_text(report().model_dump_json())
-    assert figures.main(["--answers", str(tmp_path / "demo.json")]) == 0
+    assert drawing.main(["--answers", str(tmp_path / "demo.json")]) == 0
     drawn = (tmp_path / "images/answers.svg").read_bytes()
-    figures.record_answers(tmp_path / "figures/answers.json", tmp_path)
+    drawing.record_answers(tmp_path / "figures/answers.json", tmp_path)
     assert (tmp_path / "images/answers.svg").read_bytes() == drawn
     (tmp_path / "demo.json").write_text(demo_report().model_dump_json())
-    assert figures.main(["--answers", str(tmp_path / "demo.json")]) == 1
+    assert drawing.main(["--answers", str(tmp_path / "demo.json")]) == 1
     assert "is no report of a demo with answers" in capsys.readouterr().err
     assert (tmp_path / "images/answers.svg").read_bytes() == drawn
 
 
 def test_the_picture_of_the_documents_is_that_of_its_record() -> None:
-    docs = Path(figures.__file__).parents[1] / "docs"
+    docs = Path(drawing.__file__).parents[1] / "docs"
     (shown,) = json.loads(
         (docs / "figures/answers.json").read_text(), object_hook=lambda one: SimpleNamespace(**one)
     ).shown
     for lines, answer in zip(columns(docs / "images/answers.svg").values(), shown.answers, strict=True):
-        texts = "".join(text for line in lines for _, text in line)
-        assert texts.replace(" ", "") == re.sub(r"\s", "", "".join(piece for _, piece in answer.pieces))
+        found = "".join(text for line in lines for _, text in line)
+        assert found.replace(" ", "") == re.sub(r"\s", "", "".join(piece for _, piece in answer.pieces))
         assert lines[-1][-1][0] == pytest.approx(answer.pieces[-1][0], abs=0.006)

@@ -50,6 +50,13 @@ def test_two_heads_in_one_table(
     assert "100%" in log
     assert "gain of the tree" in table and "+" in table and "all" in table
 
+    deep = tmp_path / "deep.json"
+    assert main([*args[:5], "--tokens", "24", "--steps", "7", "--json", str(deep)]) == 0
+    for numbers in json.loads(deep.read_text()).values():
+        assert numbers == {name: pytest.approx(8.0, abs=0.1) for name in numbers}
+        assert set(numbers) == {"chain7_t0", "tree16_t0", "chain7_t1", "tree16_t1"}
+    assert "chain of 7" in capsys.readouterr().out
+
     assert main([*args[:2], "--rows", str(rows), "--tokens", "24", "--temperatures", "0"]) == 0
     table = capsys.readouterr().out
     assert "k-th draft accepted" in table and "gain" not in table
@@ -91,3 +98,5 @@ def test_refusals(markov_target: Path, tiny_eagle3: Path, tmp_path: Path) -> Non
         main([str(markov_target), str(tiny_eagle3), "--rows", str(tmp_path / "rows.jsonl")])
     with pytest.raises(SystemExit):
         main([str(markov_target), str(tiny_eagle3), "--temperatures", "-1"])
+    with pytest.raises(SystemExit):
+        main([str(markov_target), str(tiny_eagle3), "--steps", "1"])

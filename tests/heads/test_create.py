@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tiny_targets import write_target
 from trained_heads import trained_head
 
 from eagle_plugin.heads.create import new_head
@@ -57,6 +58,26 @@ def test_start_from_the_target(tiny_target: Path) -> None:
     again, random = new_head("eagle3", tiny_target, ids), new_head("eagle3", tiny_target, ids, init="random")
     assert all(torch.equal(a, b) for a, b in zip(head.parameters(), again.parameters(), strict=True))
     assert not torch.equal(random.fc.weight[:, 128:], torch.eye(64))
+
+
+@pytest.mark.parametrize("norms", ["3.0", "3.1", "before_fc", "before_fc_output"])
+@pytest.mark.parametrize("hidden", [576, 4096])
+@torch.no_grad()
+def test_a_new_head_starts_from_the_last_state(hidden: int, norms: Any, tmp_path: Path) -> None:
+    """Nothing that is drawn hides it, however wide the target is, and extra layers pass it on."""
+    sizes = {"intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16}
+    target = write_target(tmp_path / "target", hidden_size=hidden, vocab_size=128, **sizes)
+    shape = {"intermediate_size": 64, "num_heads": 2, "num_kv_heads": 2, "head_dim": 16}
+    head = new_head("eagle3", target, norms=norms, layers=2, **shape)
+    assert isinstance(head, Eagle3Head)
+    generator = torch.Generator().manual_seed(0)
+    states = [scale * torch.randn(9, hidden, generator=generator) for scale in (1.0, 5.0, 21.0)]
+    fused = head.fuse(torch.cat(states, -1))
+    assert torch.cosine_similarity(fused, states[-1], -1).min() > 0.9
+    if norms != "3.0":  # where the first layer has the target's matrices, for states of the target's scale
+        embeds, positions = head.embed(torch.arange(9)), torch.arange(9)
+        state, _ = head(embeds, fused, positions, torch.ones(9, 9, dtype=torch.bool).tril())
+        assert torch.cosine_similarity(state / head.norm.weight if head.norm_output else state, fused, -1).min() > 0.999
 
 
 def test_norms_that_add_one(tiny_target: Path, tmp_path: Path) -> None:

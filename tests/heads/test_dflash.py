@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 import torch
 from dflash_models import tiny_dflash
 from dflash_reference import DFlashReference
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from tiny_models import tiny_llama
 from trained_heads import rewrite, trained_head
 from transformers import AutoModelForCausalLM
@@ -27,6 +28,7 @@ from eagle_plugin.heads.draft_head import DraftHead
 from eagle_plugin.heads.export import save_head
 from eagle_plugin.heads.files import HeadError
 from eagle_plugin.heads.load import load_any_head
+from eagle_plugin.heads.mask_token import mask_token_candidates
 from eagle_plugin.heads.target_files import TargetFiles
 from eagle_plugin.learning.reference.draft import DraftTail, prefill_head
 from eagle_plugin.learning.reference.target import target_features
@@ -182,3 +184,34 @@ def test_the_draft_vocabulary_changes_where_there_is_one(target: Path) -> None:
     assert after[:38].equal(before[90:]) and after[38:].equal(whole[138:200])
     with pytest.raises(HeadError, match="this dflash head drafts from all tokens of its target"):
         make(target).change_vocabulary(others, whole)
+
+
+@torch.no_grad()
+def test_a_row_of_zeros_is_no_mask(target: Path, tmp_path: Path) -> None:
+    """Ids without a token are the first choice, and their rows are often padding: from zeros all levels are alike."""
+    padded = shutil.copytree(target, tmp_path / "target")
+    tokenizer = json.loads((padded / "tokenizer.json").read_text())
+    tokenizer["model"]["vocab"] = {t: i for t, i in tokenizer["model"]["vocab"].items() if i < 509}
+    (padded / "tokenizer.json").write_text(json.dumps(tokenizer))
+    empty, tokens = mask_token_candidates(padded)[:3], load_file(padded / "model.safetensors")
+    tokens["model.embed_tokens.weight"][empty[:2]] = torch.tensor([[0.0], [1e-3]])
+    save_file(tokens, padded / "model.safetensors")
+    head = new_head("dflash", padded, layers=1)
+    assert isinstance(head, DFlashHead) and head.mask_token_id == empty[2]
+    features = target_features(AutoModelForCausalLM.from_pretrained(padded, dtype=torch.float32), head, TEXT)
+
+    def spread() -> float:
+        """The largest difference of log q between levels."""
+        tail = DraftTail(head, prefill_head(head, TEXT, features), torch.tensor([9]), head.block_size - 1)
+        assert tail.levels is not None
+        log_q = head.logits(tail.levels[0]).log_softmax(-1)
+        return float((log_q - log_q[:1]).abs().max())
+
+    assert spread() > 0.01
+    head.mask_token_id = empty[0]
+    assert spread() < 1e-4
+    for token in empty[:2]:
+        with pytest.raises(HeadError, match=f"mask_token_id is {token}, whose embedding in .* is near zero"):
+            new_head("dflash", padded, mask_token_id=token)
+    # The features of P-EAGLE's masks are learnt: it may have such a token.
+    assert new_head("peagle", padded, mask_token_id=empty[0]).mask_token_id == empty[0]

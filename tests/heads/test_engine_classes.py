@@ -36,6 +36,7 @@ EXPORTED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # options of the
     "eagle3 3.0": ({"kind": "eagle3", "norms": "3.0", "draft_ids": DRAFT_IDS}, {}),
     "eagle3 3.1, whole vocabulary": ({"kind": "eagle3"}, {}),
     "eagle3 before fc, aux layers": ({"kind": "eagle3", "norms": "before_fc", "aux_layers": (1, 4, 6)}, {}),
+    "eagle3 before fc, normed output": ({"kind": "eagle3", "norms": "before_fc_output", "draft_ids": DRAFT_IDS}, {}),
     "eagle3 two layers": (
         {"kind": "eagle3", "layers": 2, "draft_ids": DRAFT_IDS, "num_heads": 8, "num_kv_heads": 1},
         {},

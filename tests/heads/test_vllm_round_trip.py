@@ -36,6 +36,7 @@ CASES: dict[str, dict[str, Any]] = {
     "3.1, draft vocabulary": {"kind": "eagle3", "draft_ids": DRAFT_IDS},
     "3.1, own aux layers": {"kind": "eagle3", "aux_layers": (1, 4, 6)},
     "one norm before fc, two aux layers": {"kind": "eagle3", "norms": "before_fc", "aux_layers": (3, 5)},
+    "one norm before fc, normed output": {"kind": "eagle3", "norms": "before_fc_output"},
     "two layers": {"kind": "eagle3", "layers": 2},
     "llama3 rope": {"kind": "eagle3", "rope": LLAMA3},
     "yarn rope": {"kind": "eagle3", "rope": YARN},

@@ -65,6 +65,8 @@ def test_what_a_small_job_wrote(job, tiny_target, capsys, monkeypatch) -> None:
     found = estimated(capsys, job["recipe"], "--rows", job["rows"])
     assert found["store_bytes"] == sum(shards)
     rows = [json.loads(line) for line in job["rows"].read_text().splitlines()]
+    assert found["published_percent"] == pytest.approx(len(rows) / 1000)
+    assert found["train_head_updates"] == 6  # the budget
     assert found["rows"] == len(rows) and found["response_tokens"] == sum(len(row["response_ids"]) for row in rows)
     target = load_file(tiny_target / "model.safetensors")
     assert found["target_bytes"] == sum(tensor.nbytes for tensor in target.values())

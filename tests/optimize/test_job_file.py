@@ -14,6 +14,7 @@ from eagle_plugin.common.errors import UserError
 from eagle_plugin.common.recipes import override_key
 from eagle_plugin.learning.jobs.job_file import WORKFLOWS, check_job, workflow_values
 from eagle_plugin.learning.jobs.stages import list_stages
+from eagle_plugin.policy.shapes import GPU_DEPTH
 
 
 @pytest.fixture
@@ -36,6 +37,16 @@ def test_every_workflow_is_a_job_that_can_be_planned(workflow, tmp_path, tiny_ta
     assert ("vocabulary" in names) == workflow.startswith("scratch")
     benchmark = next(one for one in list_stages(job, tiny_target, tmp_path) if one.name == "benchmark").args
     assert (str(tiny_eagle3) in benchmark) == (not workflow.startswith("scratch"))
+
+
+@pytest.mark.parametrize("workflow", ["scratch-builtin", "base-builtin", "traffic-builtin"])
+def test_on_a_gpu_heads_learn_as_deep_as_servers_draft_there(workflow, tiny_target, tiny_eagle3) -> None:
+    head = None if workflow.startswith("scratch") else str(tiny_eagle3)
+    for on_gpu, steps in ((False, 4), (True, GPU_DEPTH)):
+        values = workflow_values(workflow, str(tiny_target), head, [], [], on_gpu)
+        job = check_job(values, [], "the job")
+        assert [phase["steps"] for phase in job.train["head"]["phases"]][-1] == steps
+        assert job.generate.max_tokens == (2048 if on_gpu and not workflow.startswith("traffic") else 192)
 
 
 @pytest.mark.parametrize(

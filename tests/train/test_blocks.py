@@ -27,7 +27,7 @@ CAUSAL = pytest.mark.parametrize("causal", [False, True], ids=["whole", "causal"
 
 
 def all_blocks(batch: Batch, causal: bool, steps: int = STEPS) -> MaskedRows:
-    return sample_blocks(batch, weigh_chains(batch, steps, 0.0), 1.0, causal, torch.Generator())
+    return sample_blocks(batch, weigh_chains(batch, steps, 0.0), 1.0, 0, causal, torch.Generator())
 
 
 @torch.no_grad()
@@ -114,7 +114,7 @@ def test_blocks_are_whole_and_of_rows_that_count(causal: bool) -> None:
         batch = random_documents([(a, b) for a, b in lengths], seed=trial)
         batch.mask.copy_(torch.rand(len(batch), generator=generator) < 0.85)
         weights = weigh_chains(batch, STEPS, 0.0)
-        rows = sample_blocks(batch, weights, 0.5, causal, generator)
+        rows = sample_blocks(batch, weights, 0.5, 0, causal, generator)
         chosen = rows.anchor[rows.depth == 0]
         assert chosen.equal(rows.anchor.unique()) and (weights[0, chosen] > 0).all()
         kept, possible = kept + len(chosen), possible + int((weights[0] > 0).sum())
@@ -122,6 +122,26 @@ def test_blocks_are_whole_and_of_rows_that_count(causal: bool) -> None:
             counts = int((weights[:, anchor] > 0).sum()) if causal else STEPS
             assert rows.depth[rows.anchor == anchor].tolist() == list(range(counts + 1))
     assert 0.5 * possible <= kept < 0.6 * possible  # rounded up
+
+
+@CAUSAL
+def test_a_document_has_so_many_blocks_at_most(causal: bool) -> None:
+    batch = random_documents([(2, 40), (3, 9), (1, 30)])
+    weights, counts = weigh_chains(batch, STEPS, 0.0), torch.zeros(len(batch))
+
+    def chosen(rate: float, most: int, seed: int) -> Tensor:
+        rows = sample_blocks(batch, weights, rate, most, causal, torch.Generator().manual_seed(seed))
+        return rows.anchor[rows.depth == 0]
+
+    assert chosen(0.7, 40, 3).equal(chosen(0.7, 0, 3))  # a limit that no document reaches changes nothing
+    possible = batch.document[weights[0] > 0].bincount()
+    for seed in range(400):
+        anchors = chosen(1.0, 10, seed)
+        assert anchors.equal(anchors.unique()) and (weights[0, anchors] > 0).all()
+        assert batch.document[anchors].bincount().equal(possible.clamp(max=10))
+        counts[anchors] += 1
+    share = counts[weights[0] > 0] / 400 * possible.clamp(min=10)[batch.document[weights[0] > 0]] / 10
+    assert share[possible[batch.document[weights[0] > 0]] > 10].sub(1).abs().max() < 0.35  # each row as often
 
 
 def test_a_recipe_makes_trains_and_continues_one(features: Any, tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ HEADS: dict[str, Callable[[], Any]] = {
     "eagle3-3.0": lambda: eagle3_head(),
     "eagle3-3.1": lambda: eagle3_head(fc_norm=True, norm_output=True),
     "eagle3-norm-before-fc": lambda: eagle3_head(norm_before_fc=True),
+    "eagle3-norm-before-fc-and-output": lambda: eagle3_head(norm_before_fc=True, norm_output=True),
     "eagle3-both-norms-before-fc": lambda: eagle3_head(norm_before_fc=True, fc_norm=True),
     "eagle3-all-heads": lambda: eagle3_head(num_key_value_heads=4),
     "eagle3-llama3-rope": lambda: eagle3_head(

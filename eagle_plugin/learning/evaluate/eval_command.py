@@ -28,18 +28,27 @@ from eagle_plugin.learning.data.rows import DataError, TokenRow
 from eagle_plugin.learning.data.sources.sets import SETS
 from eagle_plugin.learning.data.store.features import load_target
 from eagle_plugin.learning.data.target_files import load_tokenizer
-from eagle_plugin.learning.evaluate.measure import SHAPES, Responses, check_tree_reading, evaluate
+from eagle_plugin.learning.evaluate.measure import (
+    LEAST_STEPS,
+    MOST_STEPS,
+    Responses,
+    check_tree_reading,
+    evaluate,
+    shapes_of,
+)
 from eagle_plugin.learning.evaluate.responses import POOLED, held_out_rows, responses_at, set_rows
 from eagle_plugin.learning.evaluate.stats import AcceptCounts, gain, summarize
 from eagle_plugin.models import head_folder, target_folder
+from eagle_plugin.policy.shapes import GPU_DEPTH
 
 DESCRIPTION = """\
 Measure the accept length of draft heads (tokens per round, the bonus token
-included) on responses of the target: with a chain of 4 drafts, and with a tree
-of 16 nodes (the root included, 4 levels, 4 children per node). At temperature 0
-rounds follow each other as in a server. Above 0 drafts are made at every
-fourth token: trees with the noise of the target's draws, as they are served
-(one draw per token), chains of speculative sampling (an expectation).
+included) on responses of the target: with a chain of as many drafts as --steps
+says, and with a tree of 16 nodes (the root included, as many levels, 4 children
+per node). At temperature 0 rounds follow each other as in a server. Above 0
+drafts are made at every fourth token: trees with the noise of the target's
+draws, as they are served (one draw per token), chains of speculative sampling
+(an expectation).
 """
 EPILOG = """\
 examples:
@@ -51,9 +60,11 @@ A target with recurrent layers cannot read a draft tree in one forward: it is me
 The target's responses are generated once and kept in the cache (EAGLE_CACHE_DIR). Intervals are of 95 %, by bootstrap
 over the prompts; the gain is over the first head, on the same prompts.
 
---json writes the last head's accept lengths as plain numbers, {"gsm8k": {"chain4_t0": ..., "tree16_t0": ...}}, and
+--json writes the last head's accept lengths as plain numbers, {"gsm8k": {"chain4_t0": ..., "tree16_t0": ...}}, with the
+draft steps in the name of the chain, and
 FILE-details.json in the same folder has those of all heads with their intervals and the acceptance of each position.
 """
+CPU_STEPS = 4  # drafts that are measured on a CPU; deeper ones are seldom accepted, and cost as much
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 ANOTHER_FILE = "name another file with --json"
 WIDTH = 110  # of the table in a file
@@ -78,6 +89,12 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--tokens", type=positive_number, default=128, metavar="N", help="longest response (%(default)s)"
     )
+    parser.add_argument(
+        "--steps",
+        type=_steps,
+        metavar="K",
+        help=f"draft steps of chain and tree (default: {GPU_DEPTH} on a GPU, as servers have there, else {CPU_STEPS})",
+    )
     parser.add_argument("--temperatures", type=_temperature, nargs="+", default=[0.0, 1.0], metavar="T", help="(0 1)")
     parser.add_argument(
         "--dtype",
@@ -97,6 +114,13 @@ def _temperature(text: str) -> float:
     return value
 
 
+def _steps(text: str) -> int:
+    value = int(text)
+    if not LEAST_STEPS <= value <= MOST_STEPS:
+        raise argparse.ArgumentTypeError(f"{text} is not a number of draft steps from {LEAST_STEPS} to {MOST_STEPS}")
+    return value
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Evaluate the heads and print one table; returns 0, raises UserError for anything refused."""
     options = parse(argv)
@@ -105,6 +129,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     paths = [head_folder(name) for name in options.heads]
     options.device = device or device_for([target_dir, *paths])
     options.dtype = options.dtype or fast_dtype(options.device)
+    options.steps = options.steps or (CPU_STEPS if torch.device(options.device).type == "cpu" else GPU_DEPTH)
     reuse_memory()
     with _bars(Console(stderr=True)) as bar, naming_lack(options.device):
         heads = {
@@ -114,7 +139,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         rows = _rows(options, target_dir)
         results = measure(target_dir, heads, rows, options, bar)
     document = {head: _stats(counts) for head, counts in results.items()}
-    Console(width=None if sys.stdout.isatty() else WIDTH).print(_table(results, document, options.temperatures))
+    table = _table(results, document, options.temperatures, options.steps)
+    Console(width=None if sys.stdout.isatty() else WIDTH).print(table)
     if options.json:
         _write(options.json, document)
     return 0
@@ -144,7 +170,8 @@ def measure(
         )
         responses = Responses(model, written, aux_layers, temperature, bar("hidden states of the target", len(rows)))
         for name, head in heads.items():
-            found = evaluate(head, responses, options.seed, bar(f"drafts of {name}", len(rows)))
+            report = bar(f"drafts of {name}", len(rows))
+            found = evaluate(head, responses, options.seed, report, shapes_of(options.steps))
             results[name] |= {f"{shape}_t{temperature:g}": counts for shape, counts in found.items()}
     return results
 
@@ -205,17 +232,19 @@ def _stats(measured: dict[str, list[AcceptCounts]]) -> dict[str, dict[str, Any]]
     return document
 
 
-def _table(results: Results, document: dict[str, dict[str, dict[str, Any]]], temperatures: list[float]) -> Table:
+def _table(
+    results: Results, document: dict[str, dict[str, dict[str, Any]]], temperatures: list[float], steps: int
+) -> Table:
     """One row per temperature, set and head; with one head the acceptance per draft, with several the gain."""
     base, several = next(iter(results)), len(results) > 1
     table = Table(
         title="accept length, the bonus token included (95 % interval)", box=SIMPLE_HEAD, padding=(0, 1, 0, 0)
     )
     last = "gain of the tree" if several else "k-th draft accepted"
-    for column in ("T", "set", *(["head"] if several else []), "chain of 4", "tree of 16", last):
+    for column in ("T", "set", *(["head"] if several else []), f"chain of {steps}", "tree of 16", last):
         table.add_column(column, overflow="fold")
     for temperature in temperatures:
-        chain, tree = (f"{shape}_t{temperature:g}" for shape in SHAPES)
+        chain, tree = (f"{shape}_t{temperature:g}" for shape in shapes_of(steps))
         if tree not in results[base]:
             continue
         for domain, places in _domains(results[base][tree]).items():

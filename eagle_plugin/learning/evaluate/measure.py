@@ -37,8 +37,17 @@ MAX_KEYS = 1 << 15  # roots times keys of one call of the head, which bounds its
 MAX_NODES = 640  # nodes that the target reads in one forward
 CHECKED_TOKENS = 64  # the place of the tree that `check_tree_reading` reads, and how far beyond a window it is
 LARGEST_DISTANCE = 0.1  # total variation between nodes read as a tree and alone; bf16 rounding gives 0.01 to 0.03
-CHAIN, TREE = Shape.chain(4), Shape(steps=4, topk=4, width=16)
-SHAPES = {"chain4": CHAIN, "tree16": TREE}
+LEAST_STEPS, MOST_STEPS = 2, 15  # that a tree of 16 nodes with 4 children per node can have
+Shapes = dict[str, Shape]  # by name, a chain and a tree
+
+
+def shapes_of(steps: int) -> Shapes:
+    """What is drafted at so many draft steps: a chain of as many tokens, and a tree of 16 nodes of as many levels."""
+    return {f"chain{steps}": Shape.chain(steps), "tree16": Shape(steps=steps, topk=4, width=16)}
+
+
+SHAPES = shapes_of(4)
+CHAIN, TREE = SHAPES.values()
 
 
 class Response(NamedTuple):
@@ -86,17 +95,21 @@ class Responses:
 
 @torch.no_grad()
 def evaluate(
-    head: DraftHead, responses: Responses, seed: int = 0, report: Callable[[int], None] = lambda done: None
+    head: DraftHead,
+    responses: Responses,
+    seed: int = 0,
+    report: Callable[[int], None] = lambda done: None,
+    shapes: Shapes = SHAPES,
 ) -> dict[str, list[AcceptCounts]]:
-    """Measure `chain4` and `tree16` on every response: under each name one entry per response, in their order.
+    """Measure a chain and a tree (`shapes_of`) on every response: under each name one entry per response, in order.
 
-    At temperature 0 also `chain4_everywhere`: a round at every token instead of a walk.
+    At temperature 0 also the chain's name with `_everywhere`: a round at every token instead of a walk.
     """
     counts: dict[str, list[AcceptCounts]] = {}
     for i, response in enumerate(responses.items):
         measure = _expect if responses.temperature else _walk
         for name, (rounds, accepted) in measure(
-            head, responses, response, torch.Generator().manual_seed(seed + i)
+            head, responses, response, torch.Generator().manual_seed(seed + i), shapes
         ).items():
             counts.setdefault(name, []).append(AcceptCounts(response.row.source, rounds, accepted))
         report(i + 1)
@@ -106,15 +119,15 @@ def evaluate(
 Measured = dict[str, tuple[float, Tensor]]  # name -> rounds, and in how many k drafts or more were accepted
 
 
-def _walk(head: DraftHead, responses: Responses, response: Response, gen: torch.Generator) -> Measured:
-    tokens, first = response.tokens, len(response.row.prompt_ids)
-    roots = torch.arange(first, max(first, len(tokens) - CHAIN.steps), device=head.embedding.device)
+def _walk(head: DraftHead, responses: Responses, response: Response, gen: torch.Generator, shapes: Shapes) -> Measured:
+    tokens, first, (chain, _) = response.tokens, len(response.row.prompt_ids), shapes.values()
+    roots = torch.arange(first, max(first, len(tokens) - chain.steps), device=head.embedding.device)
     prefill = prefill_head(head, tokens, responses.features(response, head)) if len(roots) else None
     measured: Measured = {}
-    for name, shape in SHAPES.items():
+    for name, shape in shapes.items():
         accepted = greedy_accepted(head, tokens, prefill, roots, shape).tolist() if prefill else []
         measured[name] = count_accepted(walk_rounds(accepted), shape.steps)
-        if shape == CHAIN:
+        if shape == chain:
             measured[f"{name}_everywhere"] = count_accepted(accepted, shape.steps)
     return measured
 
@@ -146,14 +159,19 @@ def count_accepted(rounds: list[int], steps: int) -> tuple[float, Tensor]:
     return float(len(rounds)), counts.double()
 
 
-def _expect(head: DraftHead, responses: Responses, response: Response, gen: torch.Generator) -> Measured:
+def _expect(
+    head: DraftHead, responses: Responses, response: Response, gen: torch.Generator, shapes: Shapes
+) -> Measured:
     tokens, first = response.tokens, len(response.row.prompt_ids)
-    sums = {name: torch.zeros(shape.steps, dtype=torch.float64) for name, shape in SHAPES.items()}
+    sums = {name: torch.zeros(shape.steps, dtype=torch.float64) for name, shape in shapes.items()}
     roots = torch.arange(first, max(first, len(tokens) - 1), CONTEXT_STRIDE, device=head.embedding.device)
     if len(roots):
         prefill = prefill_head(head, tokens, responses.features(response, head))
-        for part in roots.split(MAX_NODES // (TREE.width + CHAIN.steps)):
-            expected = expected_acceptance(head, responses.model, tokens, prefill, part, responses.temperature, gen)
+        chain, tree = shapes.values()
+        for part in roots.split(MAX_NODES // (tree.width + chain.steps)):
+            expected = expected_acceptance(
+                head, responses.model, tokens, prefill, part, responses.temperature, gen, shapes
+            )
             sums = {name: total + expected[name].sum(0).cpu() for name, total in sums.items()}
     return {name: (float(len(roots)), total) for name, total in sums.items()}
 
@@ -166,28 +184,30 @@ def expected_acceptance(
     roots: Tensor,
     temperature: float,
     gen: torch.Generator,
+    shapes: Shapes = SHAPES,
 ) -> dict[str, Tensor]:
     """By shape name: the probabilities [b, steps] float64 that k drafts or more are accepted after each root.
 
-    `tree16` is one draw of the noise per root, which decides both the tree and what the target draws on it: 0 or 1.
-    `chain4` is an expectation over the draw of the last draft and over the verification; the other drafts are drawn
+    The tree is one draw of the noise per root, which decides both the tree and what the target draws on it: 0 or 1.
+    The chain is an expectation over the draw of the last draft and over the verification; the other drafts are drawn
     once. The mean over roots is that of an engine which starts a round at each of them.
     """
+    (chain_name, chain), (tree_name, tree) = shapes.items()
     params = SamplingParams.of(len(roots), temperature, device=roots.device)
     keys = torch.randint(2**62, (len(roots),), generator=gen, device=gen.device).to(roots.device)
-    trees = draft_trees(head, tokens, prefill, roots, params, keys, TREE)
-    drafts, q = sample_chains(head, prefill, roots, temperature, gen, CHAIN.steps)
+    trees = draft_trees(head, tokens, prefill, roots, params, keys, tree)
+    drafts, q = sample_chains(head, prefill, roots, temperature, gen, chain.steps)
     # the distribution after the last draft is not needed, so the target does not read it
     grafted = graft_chains(trees, head.to_target(drafts[:, :-1]))
     logits = tree_logits(model, tokens, roots, grafted).float()
     W = trees.tokens.shape[1]
     reached = walked_nodes(trees, logits[:, :W], params, keys, roots)
-    levels = torch.arange(1, TREE.steps + 1, device=roots.device)
+    levels = torch.arange(1, tree.steps + 1, device=roots.device)
     to_target = head.to_target(torch.arange(len(head.d2t), device=roots.device))
-    chain = (torch.cat([logits[:, :1], logits[:, W:]], 1) / temperature).softmax(-1)
+    p = (torch.cat([logits[:, :1], logits[:, W:]], 1) / temperature).softmax(-1)
     return {
-        "tree16": (reached[:, None] & (trees.depths[:, None] == levels[:, None])).any(-1).double(),
-        "chain4": chain_acceptance(chain, drafts, q, to_target),
+        tree_name: (reached[:, None] & (trees.depths[:, None] == levels[:, None])).any(-1).double(),
+        chain_name: chain_acceptance(p, drafts, q, to_target),
     }
 
 

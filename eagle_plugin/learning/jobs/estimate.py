@@ -32,6 +32,7 @@ from eagle_plugin.learning.train.sizes import TrainingSizes, training_sizes, unr
 from eagle_plugin.models import CATALOG, installed, model_folder
 from eagle_plugin.models.configs import CONFIGS
 
+PUBLISHED_DIALOGUES = 100_000  # of which published heads have seen at least so many (docs/training.md)
 How = Literal["given", "exact", "derived", "rough"]
 
 
@@ -171,6 +172,13 @@ def _data(store: StoreSizes, asked: Asked) -> list[Stat]:
     follows: How = "derived" if asked.rows is None else "exact"
     return [
         Stat("rows", "rows", store.documents, "", counted),
+        Stat(
+            "published_percent",
+            f"percent of the {PUBLISHED_DIALOGUES:,} that published heads have at least",
+            100 * store.documents / PUBLISHED_DIALOGUES,
+            "",
+            follows,
+        ),
         Stat("tokens", "tokens", store.tokens, "", follows),
         Stat("response_tokens", "of them the target's answers", store.response_tokens, "", follows),
     ]
@@ -251,6 +259,7 @@ def _training(
         Stat(f"{key}_work_bytes", f"{name}: activations and loss", sizes.work_bytes, "B", "rough"),
         Stat(f"{key}_bytes", f"{name}: memory per process", sizes.memory, "B", "rough"),
         Stat(f"{key}_tokens", f"{name}: tokens", tokens, "", given),
+        Stat(f"{key}_updates", f"{name}: updates", tokens / batch, "", given),
         Stat(f"{key}_flops", f"{name}: arithmetic", tokens * sizes.flops_per_token, "FLOP", "rough"),
         Stat(f"{key}_hours", f"{name}, hours of one device", hours, "h", "rough"),
         *states,

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from eagle_plugin.bench.choices import resolve_target
 from eagle_plugin.bench.servers import ServerError
+from eagle_plugin.common.devices import default_device
 from eagle_plugin.common.errors import UserError
 from eagle_plugin.common.recipes import parse_yaml, read_yaml, validate
 from eagle_plugin.learning.jobs.job_file import JobFile, check_job, dump_job, workflow_values
@@ -75,7 +76,7 @@ class Job:
         else:
             assert workflow is not None
             where = f"--workflow {workflow}"
-            values = workflow_values(workflow, target, head, prompts, dataset)
+            values = workflow_values(workflow, target, head, prompts, dataset, default_device() == "cuda")
         job = check_job(values, _overrides(settings), where)
         _folders(folder, name, job)
         folder.create(name, dump_job(values))

@@ -15,6 +15,11 @@ from eagle_plugin.learning.jobs.recipe import JobError, JobRecipe
 from eagle_plugin.learning.jobs.stages import list_stages
 from eagle_plugin.models.shipped import head_folder
 
+# Of a run on a CPU, and on a GPU, where servers draft 7 deep (`policy.shapes.GPU_DEPTH`): share of the budget, steps.
+CPU_PHASES = ((0.4, 2), (0.6, 4))
+GPU_PHASES = ((0.3, 2), (0.3, 4), (0.4, 7))
+GPU_ANSWER = 2048  # tokens of an answer: most end before it, and a head learns nothing of what is cut
+NEW_HEAD_LR = 1e-3  # of a head that is not trained yet, where there are less than about 3,000 updates
 Minutes = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 WORKFLOWS = {
     "scratch-builtin": "a new head, from the built-in prompts or --dataset",
@@ -37,11 +42,16 @@ class JobFile(JobRecipe):
 
 
 def workflow_values(
-    workflow: str, target: str | None, head: str | None, prompts: Sequence[str], datasets: Sequence[str]
+    workflow: str,
+    target: str | None,
+    head: str | None,
+    prompts: Sequence[str],
+    datasets: Sequence[str],
+    on_gpu: bool = False,
 ) -> dict[str, Any]:
     """The keys of a job of this workflow.
 
-    datasets: names of data sets, or NAME=PATH.
+    datasets: names of data sets, or NAME=PATH. on_gpu: heads learn the depth of a GPU's trees, from whole answers.
 
     Raises:
         JobError: an option is missing, or is not for this workflow.
@@ -59,23 +69,30 @@ def workflow_values(
     if workflow == "own-head":
         return {"target": target, "head": head}
     if start == "traffic":
-        return _traffic_values(str(target), str(head), prompts, workflow)
+        return _traffic_values(str(target), str(head), prompts, workflow, on_gpu)
     sets = [_data_set(text) for text in datasets]
     source_keys = {"files": list(prompts)} if prompts else {"sets": sets} if sets else {"builtin": 6000}
     shape = {"from": head} if start == "base" else {}
-    run = {"head": shape, "budget": {"epochs": 3}, "phases": [{"share": 0.4, "steps": 2}, {"share": 0.6, "steps": 4}]}
+    run: dict[str, Any] = {"head": shape, "budget": {"epochs": 3}, "phases": _phases(on_gpu)}
+    if start == "scratch" and not sets:  # which have up to 200,000 dialogues
+        run["optimiser"] = {"lr": NEW_HEAD_LR}
     values: dict[str, Any] = {"target": target, "prompts": source_keys, "train": {"head": run}}
+    values |= {"generate": {"max_tokens": GPU_ANSWER}} if on_gpu else {}
     return values | ({"compare": head} if start == "base" else {"vocabulary": 32000})
 
 
-def _traffic_values(target: str, head: str, prompts: Sequence[str], workflow: str) -> dict[str, Any]:
+def _phases(on_gpu: bool) -> list[dict[str, Any]]:
+    return [{"share": share, "steps": steps} for share, steps in (GPU_PHASES if on_gpu else CPU_PHASES)]
+
+
+def _traffic_values(target: str, head: str, prompts: Sequence[str], workflow: str, on_gpu: bool) -> dict[str, Any]:
     if len(prompts) > 1:
         raise JobError(f"--workflow {workflow} takes one file of --prompts, found {len(prompts)}; join them")
     run = {
         "head": {"from": head},
         "budget": {"epochs": 8},
         "batch_tokens": 2048,
-        "phases": [{"share": 0.4, "steps": 2}, {"share": 0.6, "steps": 4}],
+        "phases": _phases(on_gpu),
         "optimiser": {"name": "adamw", "lr": 1e-3, "clip": 1.0, "schedule": "linear", "warm_up": 0.05},
         "loss": {"teacher": "draft"},
         "eval_every": 50,

@@ -10,6 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -36,6 +37,7 @@ from eagle_plugin.learning.jobs.watch import Watch
 
 JOB_FILE = "job.json"  # in each folder: which stages of it are done
 PROGRESS_FILE = ".progress.json"
+PROMPT_TOKENS = 1024  # for which the context of a server has room beside its longest answer
 MEMORY_S = 300.0  # for other programs to free memory
 
 
@@ -184,6 +186,7 @@ def _endpoint(stage: Stage, job: JobRecipe, target: Path, out: Path, console: Co
         return
     device = default_device()
     spec = ServerSpec(target, "plain", engine=default_engine(), device=device, dtype=fast_dtype(device))
+    spec = replace(spec, context_length=max(spec.context_length, job.generate.max_tokens + PROMPT_TOKENS))
     spec = spec.for_concurrency(job.generate.concurrency).alone()
     # The start of an engine cannot be asked to finish a step: here SIGTERM ends the job at once.
     with contextlib.ExitStack() as stack:

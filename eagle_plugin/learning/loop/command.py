@@ -14,6 +14,7 @@ from eagle_plugin.bench.outcome import exit_status
 from eagle_plugin.bench.preparation import at_least
 from eagle_plugin.common.atomic_io import replace_output
 from eagle_plugin.common.command_line import Parser
+from eagle_plugin.common.devices import default_device
 from eagle_plugin.common.json_files import kept_object
 from eagle_plugin.common.recipes import override_key
 from eagle_plugin.learning.jobs.job_file import check_job, workflow_values
@@ -91,7 +92,8 @@ def job_of(options: argparse.Namespace) -> JobRecipe:
         JobError: the folder of the head or the file of prompts is not there.
     """
     own = [] if options.prompts is None else [str(options.prompts.resolve())]
-    values = workflow_values(f"traffic-{'own' if own else 'builtin'}", options.target, options.head, own, [])
+    workflow, on_gpu = f"traffic-{'own' if own else 'builtin'}", default_device() == "cuda"
+    values = workflow_values(workflow, options.target, options.head, own, [], on_gpu)
     given = {key: getattr(options, name) for name, (key, _) in OPTIONS.items()}
     given |= {"train.head.optimiser.lr": options.lr, "benchmark.concurrency": options.concurrency}
     given |= {"benchmark.engine": options.engine}

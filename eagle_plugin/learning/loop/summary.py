@@ -21,7 +21,7 @@ from eagle_plugin.learning.loop.prompts import DOMAIN, LoopError
 FORMAT = 1
 AGAIN = "remove it and run the same command again"
 WANTED_GAIN = 0.08  # of the accept length, which `make loop` is to show
-SHAPES = {"tree16_t0": "tree of 16", "chain4_t0": "chain of 4"}
+SHAPES = {"tree16_t0": "tree of 16", "chain4_t0": "chain of 4", "chain7_t0": "chain of 7"}  # the last on a GPU
 FIRST_SHAPE = "tree16_t0"
 
 

@@ -26,22 +26,37 @@ from eagle_plugin.learning.train.parallel import MaskedRows, SegmentAttention
 from eagle_plugin.learning.train.unroll import fuse
 
 
-def sample_blocks(batch: Batch, weights: Tensor, rate: float, causal: bool, generator: torch.Generator) -> MaskedRows:
+def sample_blocks(
+    batch: Batch, weights: Tensor, rate: float, most: int, causal: bool, generator: torch.Generator
+) -> MaskedRows:
     """Choose the blocks of one training step: at a share `rate` of the rows whose first draft counts.
 
-    weights [steps, N] of `weigh_chains`. Depth 0 of a chain is its root.
+    weights [steps, N] of `weigh_chains`; most: blocks of a document, 0 for no limit. Depth 0 of a chain is its root.
     """
     steps, device = len(weights), weights.device
     anchors = (weights[0] > 0).nonzero()[:, 0]
     keep = math.ceil(len(anchors) * rate)
     if keep < len(anchors):
         anchors = anchors[torch.randperm(len(anchors), generator=generator)[:keep].sort().values.to(device)]
+    if most:
+        anchors = _thin(anchors, batch.document[anchors], most, generator)
     anchor = anchors.repeat_interleave(steps + 1)
     depth = torch.arange(steps + 1, device=device).repeat(len(anchors))
     if causal:
         counts = (depth == 0) | (weights[(depth - 1).clamp(min=0), anchor] > 0)
         anchor, depth = anchor[counts], depth[counts]
     return MaskedRows(anchor, depth)
+
+
+def _thin(anchors: Tensor, document: Tensor, most: int, generator: torch.Generator) -> Tensor:
+    """At most `most` of the anchors of each document, drawn at random, in their order."""
+    counts = document.bincount()
+    if not len(anchors) or int(counts.max()) <= most:
+        return anchors
+    order = torch.randperm(len(anchors), generator=generator).to(anchors.device)
+    order = order[document[order].sort(stable=True).indices]  # document after document, at random in each
+    place = torch.arange(len(order), device=order.device) - (counts.cumsum(0) - counts)[document[order]]
+    return anchors[order[place < most].sort().values]
 
 
 class BlockPass:

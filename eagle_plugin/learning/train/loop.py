@@ -175,8 +175,8 @@ class Trainer:
         """Metrics on the held-out documents by depth, at the most steps of any phase."""
         objective, depths = self.objective, self.settings.depths
         training = objective.settings
-        whole = objective_settings(self.settings, depths, self.objective.method.default_decay)
-        objective.settings = replace(whole, keep_rate=1.0, keep_floor=1.0)
+        whole = objective_settings(self.settings, depths, self.objective.method)
+        objective.settings = replace(whole, keep_rate=1.0, keep_floor=1.0, anchors=0)
         objective.eval()
         sums = torch.zeros(depths, len(METRICS), dtype=torch.float64, device=self.ranks.device)
         for batch in self.feed.held_out():
@@ -210,7 +210,7 @@ class Trainer:
 
     def _set_phase(self, phase: int) -> None:
         steps = self.settings.phases[phase].steps
-        self.objective.settings = objective_settings(self.settings, steps, self.objective.method.default_decay)
+        self.objective.settings = objective_settings(self.settings, steps, self.objective.method)
         self.bar.show(f"phase {phase + 1}/{len(self.settings.phases)}")
 
     def _log_train(self, window: LogWindow | None, logs: Logs | None) -> None:

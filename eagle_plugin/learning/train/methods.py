@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -39,6 +40,7 @@ class ObjectiveSettings:
     noise: float = 0.2  # EAGLE-2: width of the uniform noise on the features, times min(1, 512 / length)
     keep_rate: float = 0.7  # P-EAGLE: share of depth d that is drafted, to the power d; blocks: share of the anchors
     keep_floor: float = 0.2  # P-EAGLE: but at least this
+    anchors: int = 512  # blocks: most anchors of a document; 0: no limit
     segment_rows: int = 2048  # P-EAGLE, blocks: most masked rows whose activations exist at once
     dtype: torch.dtype = torch.bfloat16  # of activations; parameters keep their own
 
@@ -60,10 +62,13 @@ Score = Callable[[Drafts], tuple[Tensor, Tensor]]  # -> the loss of these drafts
 class TrainingTimeTest:
     """EAGLE-3 (arXiv 2503.01840, section 3.2): every draft step of every row, each reading the step before."""
 
-    default_decay = 0.8  # of the steps' weights
     packs = True  # whether it attends by `attention.Packing`, whose kernel for GPUs has no float32
     regresses = False  # whether the distance to the target's next feature is part of the loss
     refused: frozenset[str] = frozenset()  # keys of a recipe's `loss` that a run of this method may not name
+
+    def default_decay(self, depths: int) -> float:
+        """The `decay` of a recipe that names none; depths: the most steps of any phase."""
+        return 0.8
 
     def plan(
         self, head: Any, batch: Batch, weights: Tensor, s: ObjectiveSettings, generator: torch.Generator, training: bool
@@ -117,7 +122,8 @@ class FeatureRegression(TrainingTimeTest):
 class ParallelDrafting(TrainingTimeTest):
     """P-EAGLE (arXiv 2602.01469): all depths in one pass over sampled masked rows, segment by segment."""
 
-    default_decay = 1.0
+    def default_decay(self, depths: int) -> float:
+        return 1.0
 
     def plan(
         self, head: Any, batch: Batch, weights: Tensor, s: ObjectiveSettings, generator: torch.Generator, training: bool
@@ -165,10 +171,14 @@ class BlockDrafting(TrainingTimeTest):
     packs = False
     refused = frozenset({"keep_floor", "regression", "classification", "noise"})
 
+    def default_decay(self, depths: int) -> float:
+        # exp(-1 / gamma) as in the paper's equation 4, with gamma 4 for a block of 8 rows and 7 for one of 16.
+        return math.exp(-1 / (4 + (depths + 1 - 8) * 3 / 8))
+
     def plan(
         self, head: Any, batch: Batch, weights: Tensor, s: ObjectiveSettings, generator: torch.Generator, training: bool
     ) -> BatchPlan:
-        blocks = sample_blocks(batch, weights, s.keep_rate, head.causal, generator)
+        blocks = sample_blocks(batch, weights, s.keep_rate, s.anchors, head.causal, generator)
         anchors = blocks.anchor[blocks.depth == 0]
         return BatchPlan(weights, weights[:, anchors].sum(-1, dtype=torch.float64), blocks, None)
 

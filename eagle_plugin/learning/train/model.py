@@ -17,19 +17,19 @@ from eagle_plugin.heads.target_files import TargetFiles
 from eagle_plugin.learning.data.store.features import Readout
 from eagle_plugin.learning.data.vocabulary import load_draft_vocabulary
 from eagle_plugin.learning.train.distributed import gather_whole, scatter_like
-from eagle_plugin.learning.train.methods import ObjectiveSettings, method_of
+from eagle_plugin.learning.train.methods import ObjectiveSettings, TrainingTimeTest, method_of
 from eagle_plugin.learning.train.objectives import Objective
 from eagle_plugin.learning.train.recipe import TrainError, TrainRecipe
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
-def objective_settings(settings: TrainRecipe, steps: int, default_decay: float) -> ObjectiveSettings:
-    """The objective of a phase of `steps` draft steps; default_decay: of the kind's method."""
+def objective_settings(settings: TrainRecipe, steps: int, method: TrainingTimeTest) -> ObjectiveSettings:
+    """The objective of a phase of `steps` draft steps; method: of the kind."""
     values = settings.loss.model_dump()
     values["loss"] = values.pop("name")
     if values["decay"] is None:
-        values["decay"] = default_decay
+        values["decay"] = method.default_decay(settings.depths)
     return ObjectiveSettings(steps=steps, dtype=DTYPES[settings.dtype], **values)
 
 
@@ -110,7 +110,7 @@ def make_objective(settings: TrainRecipe, head: DraftHead, readout: Readout, dev
     _check_block(settings, head)
     if unread := sorted(settings.loss.model_fields_set & method.refused):
         raise TrainError(f"loss.{unread[0]} is not for a head of kind {head.kind}, which does not use it; leave it out")
-    first = objective_settings(settings, settings.phases[0].steps, method.default_decay)
+    first = objective_settings(settings, settings.phases[0].steps, method)
     bias = None if readout.bias is None else readout.bias.to(device, first.dtype)
     readout = Readout(readout.weight.to(device, first.dtype), bias, readout.factor, readout.softcap)
     return Objective(head.to(device), readout, first)
@@ -158,7 +158,7 @@ class Parameters:
         self._in_buckets = in_buckets
         self.named = {name: p for name, p in objective.named_parameters() if p.requires_grad}
         options = settings.optimiser
-        head_lr = options.lm_head_lr or options.lr
+        head_lr = settings.lm_head_lr
         groups: dict[tuple[str, float], list[Tensor]] = {}
         for name, parameter in self.named.items():
             vocabulary = name.endswith("lm_head.weight")

@@ -12,6 +12,7 @@ from eagle_plugin.common.devices import fast_dtype
 from eagle_plugin.common.errors import UserError
 from eagle_plugin.common.recipes import override_key, read_yaml, validate
 from eagle_plugin.heads.kinds import BLOCK_DRAFTERS, all_kinds
+from eagle_plugin.heads.new_config import Norms
 
 Positive = Annotated[int, Field(gt=0)]
 Share = Annotated[float, Field(gt=0, le=1)]
@@ -39,6 +40,7 @@ def _check_store(value: str) -> str:
     return value
 
 
+LM_HEAD_SHARE = 0.2  # of the learning rate, for the lm_head of a head that is trained further
 UserPath = Annotated[Path, BeforeValidator(_expand)]
 
 
@@ -60,7 +62,7 @@ class HeadSettings(_Section):
     num_heads: Positive | None = None
     num_kv_heads: Positive | None = None
     head_dim: Positive | None = None
-    norms: Literal["3.0", "3.1", "before_fc"] | None = None
+    norms: Norms | None = None
     init: Literal["target", "random"] | None = None
     mask_token_id: Annotated[int, Field(ge=0)] | None = None  # P-EAGLE and block drafters
     block_size: Annotated[int, Field(ge=2, le=17)] | None = None  # block drafters; default: the most steps and one
@@ -154,7 +156,7 @@ class OptimiserSettings(_Section):
 
     name: Literal["adamw", "muon"] = "adamw"
     lr: Rate = 1e-4
-    lm_head_lr: Rate | None = None  # default: lr
+    lm_head_lr: Rate | None = None  # default: see `TrainRecipe.lm_head_lr`
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.95)
     weight_decay: Annotated[float, Field(ge=0, lt=1)] = 0.0
     clip: Annotated[float, Field(gt=0)] = 0.5  # of the gradient's global norm
@@ -175,7 +177,7 @@ class LossSettings(_Section):
     """What is minimised; see docs/training.md for the formulas."""
 
     name: Literal["ce", "lk"] = "ce"
-    decay: Share | None = None  # weight of step k is decay**k; default 0.8, and 1 for P-EAGLE
+    decay: Share | None = None  # weight of step k is decay**k; default: as the method of the kind says
     teacher: Literal["full", "draft"] = "full"
     oov: Literal["mass", "drop"] = "mass"
     top_k: Annotated[int, Field(ge=0)] = 0
@@ -186,6 +188,7 @@ class LossSettings(_Section):
     noise: Annotated[float, Field(ge=0, le=1)] = 0.2
     keep_rate: Share = 0.7
     keep_floor: Share = 0.2
+    anchors: Annotated[int, Field(ge=0)] = 512  # block drafters: most blocks of a document; 0: no limit
     segment_rows: Positive = 2048  # P-EAGLE and block drafters: memory, not results
     prompt_weight: Annotated[float, Field(ge=0, le=1)] = 0.0
 
@@ -243,6 +246,12 @@ class TrainRecipe(_Section):
         if "dtype" not in self.model_fields_set:
             object.__setattr__(self, "dtype", fast_dtype(None if self.device == "auto" else self.device))
         return self
+
+    @property
+    def lm_head_lr(self) -> float:
+        """Peak learning rate of lm_head: a fifth of the others' where it comes from a trained head."""
+        options = self.optimiser
+        return options.lm_head_lr or options.lr * (1 if self.head.start is None else LM_HEAD_SHARE)
 
     @property
     def depths(self) -> int:

@@ -203,6 +203,8 @@ class _Rows:
         taught = min(tokens, answered + (steps - 1) * tokens / self._document)
         if self._blocks:
             anchors = answered * loss.keep_rate
+            if loss.anchors and self._responses:  # so many of each document's
+                anchors = min(anchors, loss.anchors * tokens / self._document)
             masked, passes, scored = anchors * (steps + 1), anchors * (steps + 1), anchors * steps
         elif isinstance(self._method, ParallelDrafting):
             masked = answered * sum(max(loss.keep_rate**d, loss.keep_floor) for d in range(1, steps))
