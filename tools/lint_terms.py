@@ -132,7 +132,7 @@ PROSE = [
 
 ALLOWED = [
     Allowed(r"tools/lint_terms\.py|tests/test_terms\.py", "", "", "the rules and their samples name the terms"),
-    Allowed(r"figures\.py|test_animation|CHANGELOG", r"(?i)figures", "", "pictures of documents, drawn by `make figures`"),
+    Allowed(r"figures\.py|test_animation|CHANGELOG", r"(?i)figures", "", "pictures of documents, by `make figures`"),
     Allowed(r"test_import_law", r"(?i)law", "", "the rule of who may import whom"),
     Allowed(r"privacy|tests/data/|tiny_checkpoints", r"(?i)texts$|words", "", "texts to redact or to tokenize"),
     Allowed(r"builtin|word_problems|tests/data/", "", r"[\"']", "planted texts and questions"),
