@@ -25,9 +25,9 @@ UNITS = {
         "chain_kernels", "compile_cache", "contract", "contract_runner", "decode_step", "deferred_extend",
         "deferred_states", "doctor", "executor", "fake_cuda", "fake_cuda_captured", "fake_cuda_features", "filters",
         "gpu_contract", "gpu_weights", "head_rules", "lookup_states", "options", "platform_attention", "policy_reports",
-        "prompt_attention", "prompts_interpreted", "runner_choice", "sampling_contract", "sampling_nodes",
-        "scheduled_shapes", "shapes", "stops", "support", "support_gpu", "thinking", "unserved_flags", "v2_contract",
-        "v2_fake_cuda", "worker",
+        "prompt_attention", "prompts_interpreted", "round_costs", "runner_choice", "sampling_contract",
+        "sampling_nodes", "scheduled_shapes", "shapes", "stops", "support", "support_gpu", "thinking", "unserved_flags",
+        "v2_contract", "v2_fake_cuda", "worker",
     ),
     "heads": ("vllm_round_trip", "vllm_targets", "wild_heads"),
 }  # fmt: skip

@@ -88,6 +88,7 @@ class Costs(NamedTuple):
     levels: Levels = Levels.RECURRENT  # how the head drafts levels
     prompt_token: float = 0.0  # for the head to read one token of a prompt, where it does so only in order to draft
     plain: Forward | None = None  # the target's forward of a plain round, where it does not run as one over trees does
+    draft: float = 0.0  # of every draft: what it takes without a forward of the head
 
     def round(self, shape: Shape, b: int, prefix_tokens: int) -> float:
         """Seconds of a round of b requests; prefix_tokens: of all of them together."""
@@ -103,12 +104,12 @@ class Costs(NamedTuple):
         """`line` of each of the `PHASES`. In a plain round the head does not run; it reads later, see `catch_up`."""
         rows, levels = self.levels.forwards(shape)
         parts = (
-            (levels, self.level.line(b, rows)),
-            (1.0, (self.plain if shape == PLAIN and self.plain else self.target).line(b, shape.width)),
-            (shape != PLAIN, self.extend.line(b, shape.max_accept_length)),
-            (1.0, (self.fixed, 0.0)),
+            (levels, self.level.line(b, rows), self.draft if shape != PLAIN else 0.0),
+            (1.0, (self.plain if shape == PLAIN and self.plain else self.target).line(b, shape.width), 0.0),
+            (shape != PLAIN, self.extend.line(b, shape.max_accept_length), 0.0),
+            (0.0, (0.0, 0.0), self.fixed),
         )
-        return tuple((times * fixed, times * per_key) for times, (fixed, per_key) in parts)
+        return tuple((times * fixed + more, times * per_key) for times, (fixed, per_key), more in parts)
 
 
 def rate(shape: Shape, tokens: float, seconds: float, reading: float) -> float:
@@ -125,6 +126,9 @@ class CostModel:
     All inputs are numbers of the host. Ranks that must choose alike share them.
     """
 
+    # Tokens of plain rounds per request that the head reads at the latest when it has missed so many; 0: it need not.
+    most_deferred = 0
+
     def __init__(self, costs: Costs, padded: Callable[[int, Shape], int] = lambda b, shape: b) -> None:
         """padded: requests of the padded batch that runs a round of b requests with trees of a shape."""
         self.costs, self._padded = costs, padded
@@ -140,12 +144,16 @@ class CostModel:
         return self.corrections.speed
 
     def seconds(self, shapes: Iterable[Shape], b: int, prefix_tokens: int) -> dict[Shape, float]:
-        """What a round of each shape will take at the present speed of the machine."""
+        """What a round of each shape will take at the present speed of the machine; a plain one with its share of what
+        the head reads of plain rounds while none drafts, which is in no time that is observed."""
         errors = self.corrections.errors(size_class(b))
-        return {
+        found = {
             shape: self.tabled(shape, b, prefix_tokens) * math.exp(self.speed + errors.get(shape, 0.0))
             for shape in shapes
         }
+        if self.most_deferred and PLAIN in found:
+            found[PLAIN] += self.catch_up(b, prefix_tokens, self.most_deferred) / self.most_deferred
+        return found
 
     def prompt_token(self) -> float:
         """Seconds that a token of a prompt costs because there are drafts."""

@@ -20,7 +20,7 @@ from eagle_plugin.policy.costs import Costs, Curve, Forward
 from eagle_plugin.runtime import huge_pages, target_weights
 from eagle_plugin.runtime.lookups import wants_lookups
 
-VERSION = 11  # of the files' form, and of how the costs are measured
+VERSION = 12  # of the files' form, and of how the costs are measured
 
 
 class CostFileError(UserError):
@@ -69,12 +69,13 @@ def read(key: Mapping[str, Any]) -> Costs | None:
     try:
         costs = keyed_json.read(path, key, VERSION)["costs"]
         forwards = {name: _forward(costs[name]) for name in _FORWARDS}
-        seconds = [_seconds(costs[name]) for name in ("fixed", "prompt_token")]
+        seconds = {name: _seconds(costs[name]) for name in _SECONDS}
         return Costs(
             **forwards,
-            fixed=seconds[0],
+            fixed=seconds["fixed"],
+            draft=seconds["draft"],
+            prompt_token=seconds["prompt_token"],
             levels=Levels(costs["levels"]),
-            prompt_token=seconds[1],
             plain=None if costs["plain"] is None else _forward(costs["plain"]),
         )
     except FileNotFoundError:
@@ -94,12 +95,13 @@ def write(key: Mapping[str, Any], costs: Costs) -> None:
         WriteError: they cannot be written; what was kept before is as it was.
     """
     as_json: dict[str, Any] = {name: _forward_as_json(getattr(costs, name)) for name in _FORWARDS}
-    as_json |= {name: getattr(costs, name) for name in ("fixed", "prompt_token", "levels")}
+    as_json |= {name: getattr(costs, name) for name in (*_SECONDS, "levels")}
     as_json["plain"] = None if costs.plain is None else _forward_as_json(costs.plain)
     keyed_json.write(keyed_json.path_of(folder(), key), key, VERSION, {"costs": as_json})
 
 
 _FORWARDS = ("target", "level", "extend")
+_SECONDS = ("fixed", "draft", "prompt_token")
 
 
 def _forward_as_json(forward: Forward) -> dict[str, Any]:

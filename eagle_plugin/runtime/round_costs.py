@@ -22,8 +22,6 @@ from eagle_plugin.core.shape import PLAIN, Levels, Shape
 from eagle_plugin.policy.costs import Costs, Curve, Forward
 
 PASSES = 4
-LONG = 1024  # tokens of long prefixes, at most
-LONG_BATCH = 4  # requests with long prefixes, at most
 SHORTEST = 1e-6  # seconds, where noise hides what a level takes
 MUCH_FASTER = 1.5  # a round now, over the one that kept costs tell: the machine was busy when they were measured
 NO_MEMORY = (
@@ -200,13 +198,13 @@ def is_much_faster(runs: Sequence[tuple[float, Callable[[], float]]]) -> bool:
 def costs_of(rounds: Mapping[Round, Phases], levels: Levels) -> Costs:
     """The costs of rounds from those of some shapes and batch sizes, over prefixes of one length.
 
-    What a draft takes without a forward of the head, of one level if it has one, counts as fixed; so some round must
-    have no more levels. Where none has, all of it counts for the levels.
+    What a draft takes without a forward of the head, of one level if it has one, counts apart; so some round must have
+    no more levels. Where none has, all of it counts for the levels.
     """
     target, level, extend = [], [], []
     first: dict[int, float] = {}  # by requests: of a draft without a forward
     for (b, shape, _), phases in rounds.items():
-        if shape.steps == levels.without_forward:
+        if shape != PLAIN and shape.steps == levels.without_forward:
             first[b] = min(phases.draft, first.get(b, phases.draft))
     for (b, shape, _), phases in rounds.items():
         target.append((b * shape.width, phases.target))
@@ -219,8 +217,8 @@ def costs_of(rounds: Mapping[Round, Phases], levels: Levels) -> Costs:
         Forward(Curve.of(target)),
         Forward(Curve.of(level or extend)),
         Forward(Curve.of(extend)),
-        min(first.values(), default=0.0),
-        levels,
+        levels=levels,
+        draft=min(first.values(), default=0.0),
     )
 
 

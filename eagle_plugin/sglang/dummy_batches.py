@@ -19,6 +19,7 @@ from eagle_plugin.sglang.pools import Pool, pools_of
 from eagle_plugin.sglang.verifier import TreeVerifier
 
 SEED = 2026
+MOST_DRAWN = 4096  # slots whose keys and values are drawn at once: what is drawn takes memory that a server has not
 MOST_PREFIX = 48  # tokens of a request before its round
 
 
@@ -96,7 +97,10 @@ class RandomBatches:
 
     @contextlib.contextmanager
     def borrowed(self, b: int, positions: int) -> Iterator[Tensor]:
-        """Rows [b] int64 of the table that name a random free slot for each position; keys and values are random."""
+        """Rows [b] int64 of the table that name a random free slot for each position; keys and values are random.
+
+        Of more than `MOST_DRAWN` slots they repeat.
+        """
         parts = self._parts
         need = b * positions
         page = self._page()
@@ -110,8 +114,11 @@ class RandomBatches:
             parts.req_to_token[rows, :positions] = used.view(b, positions).int()
             parts.rng_keys[rows] = self.randint(-(2**62), 2**62, b)
             for cache, pool in parts.caches:
-                values = torch.randn(need, *cache.shape[1:], generator=self._on_device(), device=self.device)
-                cache[pool.slots(used)] = as_stored(values, cache, pool)
+                n = min(need, MOST_DRAWN)
+                drawn = torch.randn(n, *cache.shape[1:], generator=self._on_device(), device=self.device)
+                values = as_stored(drawn, cache, pool)
+                for some in pool.slots(used).split(n):
+                    cache[some] = values[: len(some)]
             yield rows
         finally:
             parts.req_to_token[rows], parts.rng_keys[rows] = kept

@@ -11,7 +11,10 @@ FLAGS = (
     *("speculative_draft_attention_backend", "enable_torch_compile", "torch_compile_max_bs"),
     *("fp8_gemm_runner_backend", "fp4_gemm_runner_backend", "bf16_gemm_backend"),
     *("moe_runner_backend", "moe_a2a_backend", "speculative_moe_runner_backend", "speculative_moe_a2a_backend"),
-    *("ep_size", "attn_dp_size", "lora_backend"),
+    *("ep_size", "attn_dp_size", "enable_dp_lm_head", "lora_backend", "speculative_draft_model_quantization"),
+    *("disable_custom_all_reduce", "enable_mscclpp", "enable_symm_mem", "enable_torch_symm_mem", "enable_nccl_nvls"),
+    *("flashinfer_allreduce_fusion_backend", "enforce_disable_flashinfer_allreduce_fusion"),
+    *("enable_fused_moe_sum_all_reduce", "disable_shared_experts_fusion", "enforce_shared_experts_fusion"),
 )
 
 

@@ -21,10 +21,9 @@ from eagle_plugin.runtime import cost_files
 from eagle_plugin.runtime.captured_rounds import fits
 from eagle_plugin.runtime.capturing import powers_of_two
 from eagle_plugin.runtime.device_clock import clock_of
+from eagle_plugin.runtime.long_prefixes import FIRST, growing_batches, long_batch
 from eagle_plugin.runtime.policy_start import start_policy
 from eagle_plugin.runtime.round_costs import (
-    LONG,
-    LONG_BATCH,
     Phases,
     ReferenceTimes,
     Round,
@@ -72,6 +71,8 @@ def choose_shapes(worker: Any, mode: str, most_requests: int) -> ShapeChooser:
         gather_objects,
         worker._round.padded_b,
     )
+    assert worker._round.deferred is not None
+    policy.costs.most_deferred = worker._round.deferred.most
     parallel, clock, share = get_parallel(), None, None
     if parallel.attn_dp_size == 1:  # else a round lasts as long as that of other requests, in other ranks
         if parallel.tp_group.rank_in_group == 0:
@@ -122,6 +123,7 @@ class CostMeasurement:
         captured = parts.decode_round.sizes()
         self._sizes = sizes_to_measure(captured) if captured else powers_of_two(most_requests)
         self._small_round: Callable[[], float]  # what others are compared with, in seconds
+        self._long: tuple[int, int] | None = None  # requests with long prefixes, and the tokens of each
 
     def run(self) -> Costs:
         """Rounds of 1, 2, 4 .. requests, plain ones among them; and of a few with long prefixes.
@@ -132,6 +134,7 @@ class CostMeasurement:
         run_first(lambda: self._phases(1, self._caps, SHORT_PREFIX), in_any_rank)
         with self._requests(1, SHORT_PREFIX):
             timed: ReferenceTimes[tuple[Round, str]] = ReferenceTimes(lambda: self._small_round())
+        self._long = self._find_long()
         found = measure(
             timed,
             list(self._batches()),
@@ -147,13 +150,12 @@ class CostMeasurement:
         return self._with_context(times, costs_of(short, self._levels))
 
     def _batches(self) -> Iterator[Batch]:
-        long = self._long_batch()
         for b in self._sizes:
             if self._random.longest(b) < SHORT_PREFIX:
                 return
             yield b, SHORT_PREFIX, self._shapes_at(b)
-            if b == long:
-                yield b, self._long_prefix(b), (PLAIN, self._caps)
+            if self._long is not None and b == self._long[0]:
+                yield *self._long, (PLAIN, self._caps)
 
     def _shapes_at(self, b: int) -> tuple[Shape, ...]:
         """What is measured of so many requests: what was captured.
@@ -183,28 +185,33 @@ class CostMeasurement:
 
     def _with_context(self, times: dict[Round, Phases], costs: Costs) -> Costs:
         """The slopes over the tokens of the prefixes, where those of long ones were measured."""
-        b = self._long_batch()
-        prefix = self._long_prefix(b)
+        b, prefix = self._long or (0, 0)
         if (b, self._caps, prefix) not in times:
             return costs
         prefix_tokens = b * (prefix - SHORT_PREFIX)
         long, short = ([times[b, shape, tokens] for shape in (PLAIN, self._caps)] for tokens in (prefix, SHORT_PREFIX))
         plain, full = (Phases(*map(slope, x, y, [prefix_tokens] * 3)) for x, y in zip(long, short, strict=True))
         per_key, per_row = per_key_and_row(plain.target, full.target, self._caps.width)
-        rows, forwards = (max(n, 1) for n in self._levels.forwards(self._caps))
+        forwards = max(self._levels.forwards(self._caps)[1], 1)
+        # Of the head's forwards no two were measured that differ in their rows alone; its rows share what is read.
         return costs._replace(
             target=costs.target._replace(per_key=per_key, per_key_and_row=per_row),
-            level=costs.level._replace(per_key_and_row=full.draft / forwards / rows),
-            extend=costs.extend._replace(per_key_and_row=full.extend / self._caps.max_accept_length),
+            level=costs.level._replace(per_key=full.draft / forwards),
+            extend=costs.extend._replace(per_key=full.extend),
         )
 
-    def _long_batch(self) -> int:
-        """Requests with long prefixes, a few; 0 where there is no room for prefixes that cost something."""
-        few = (b for b in self._sizes if b <= min(LONG_BATCH, self._most) and self._caps in self._shapes_at(b))
-        return max((b for b in few if self._long_prefix(b) - SHORT_PREFIX >= LONG // 4), default=0)
+    def _find_long(self) -> tuple[int, int] | None:
+        """Requests with prefixes that cost something, and the tokens of each; None where there is no room for such."""
+        sizes = [b for b in self._sizes if b <= self._most and self._caps in self._shapes_at(b)]
+        batches = [
+            batch for batch in growing_batches(sizes, self._random.longest) if batch[1] - SHORT_PREFIX >= FIRST // 4
+        ]
+        return long_batch(batches, self._target_times, SHORT_PREFIX, in_any_rank)
 
-    def _long_prefix(self, b: int) -> int:
-        return min(LONG, self._random.longest(b)) if b else 0
+    def _target_times(self, b: int, prefix: int) -> Generator[float, None, None]:
+        with self._requests(b, prefix) as one_round:
+            for shape in (PLAIN, self._caps):
+                yield one_round(shape).target
 
     def _phases(self, b: int, shape: Shape, prefix: int) -> Phases:
         with self._requests(b, prefix) as one_round:

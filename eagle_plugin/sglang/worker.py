@@ -256,6 +256,8 @@ class TreeWorker(EAGLEWorkerV2):
         """
         state, deferred = self._draft_worker.relayed(batch.spec_info), self._round.deferred
         if deferred is not None and longest and (longest >= deferred.most or shape != PLAIN):
+            if shape == PLAIN:
+                self.shapes.pause()  # it counts for every plain round: `CostModel.most_deferred`
             return deferred.read(batch, self._reader, self._draft_worker, state, longest)
         return state
 

@@ -18,8 +18,9 @@ from eagle_plugin.core.verify import Accepted
 from eagle_plugin.policy.costs import Costs, Curve, Forward
 from eagle_plugin.runtime import round_costs
 from eagle_plugin.runtime.accept import accept
+from eagle_plugin.runtime.long_prefixes import long_batch
 from eagle_plugin.runtime.round import Drafts
-from eagle_plugin.runtime.round_costs import LONG, LONG_BATCH, Phases, ReferenceTimes, Round, costs_of
+from eagle_plugin.runtime.round_costs import Phases, ReferenceTimes, Round, costs_of
 from eagle_plugin.vllm.batch import DraftStore, RoundBatch
 from eagle_plugin.vllm.decode_step import DecodeStep
 from eagle_plugin.vllm.head_forwards import DraftBatch
@@ -46,11 +47,11 @@ def measure(runner: Any, caps: Shape, budget: float = BUDGET) -> Costs:
     captured = round_costs.sizes_to_measure(runner._step.sizes())
     shapes = {b: rounds.measured(b) for b in captured}
     sizes = [b for b in captured if shapes[b]] or captured[:1]
-    long = _long(timer, [b for b in sizes if caps in shapes[b]], caps)
     for shape in shapes[sizes[0]]:
         round_costs.run_first(partial(rounds.phases, shape, sizes[0], short), in_any_rank)
     for first in (partial(timer.target, sizes[0], 1, short), partial(rounds.plain, sizes[0], short)):
         round_costs.run_first(first, in_any_rank)
+    long = _long(rounds, [b for b in sizes if caps in shapes[b]], caps)
     timed: ReferenceTimes[Key] = ReferenceTimes(lambda: timer.target(1, 1, short))
 
     def run(batch: tuple[int, int]) -> Generator[dict[Key, float], None, None]:
@@ -112,11 +113,16 @@ def _seconds(rounds: CapturedRounds, *measured: Any) -> float:
     return sum(rounds.phases(*measured))
 
 
-def _long(timer: RoundTimer, sizes: list[int], caps: Shape) -> list[tuple[int, int]]:
+def _long(rounds: CapturedRounds, sizes: list[int], caps: Shape) -> list[tuple[int, int]]:
     """Requests and tokens of their prefixes, long and short; empty where contexts are short and cost nothing."""
-    prefix = min(LONG, timer.longest)
-    fitting = [b for b in sizes if b <= LONG_BATCH and timer.fits(b, caps.width, prefix)]
-    return [(fitting[-1], prefix), (fitting[-1], timer.short)] if fitting and prefix >= 4 * timer.short else []
+
+    def target_times(b: int, prefix: int) -> Generator[float, None, None]:
+        yield rounds.plain(b, prefix)
+        yield rounds.phases(caps, b, prefix).target
+
+    timer = rounds.timer
+    found = long_batch(timer.long_batches(sizes, caps.width), target_times, timer.short, in_any_rank)
+    return [] if found is None else [found, (found[0], timer.short)]
 
 
 class CapturedRounds:
@@ -140,10 +146,11 @@ class CapturedRounds:
         if not step.has_plain(b):
             return self.timer.target(b, 1, prefix)
         requests, lengths = self.timer.requests(b, prefix)
-        layers, batch = self.timer.layers(b, prefix), _batch(PLAIN, lengths)
-        params, drafts = SamplingParams.greedy(b, runner.device), Drafts.plain(requests)
+        drafts = self.timer.inputs.drafts(b, PLAIN)
+        layers, batch = self.timer.layers(b, prefix), _batch(drafts, lengths)
+        params = SamplingParams.greedy(b, runner.device)
         ids, positions = runner.query_rows()
-        ids[:b] = 0
+        ids[:b] = drafts.tree.tokens.view(-1)
         positions[:b] = lengths
 
         def forward() -> None:
@@ -161,10 +168,11 @@ class CapturedRounds:
         step, device = self._step, self._runner.device
         requests, lengths = self.timer.requests(b, prefix)
         layers = self.timer.layers(b, prefix)
-        batch, params = _batch(shape, lengths), SamplingParams.greedy(b, lengths.device)
+        drafts = self.timer.inputs.drafts(b, shape)
+        batch, params = _batch(drafts, lengths), SamplingParams.greedy(b, lengths.device)
         n = b * shape.width
         ids, positions = self._runner.query_rows()
-        ids[:n] = 0
+        ids[:n] = drafts.tree.tokens.view(-1)
         batch.put_trees(ids, positions)
         step.begin(batch, layers)
         captured = step.can_verify()
@@ -180,8 +188,9 @@ class CapturedRounds:
         longest = shape.max_accept_length
         places = torch.arange(longest, device=device).expand(b, -1)
         lens = torch.full((b,), longest, dtype=torch.int32, device=device)
-        accepted = Accepted(places.int().contiguous(), lens, torch.zeros_like(places))
-        features = step._memory.features(b, shape.width)[:n].clone()
+        accepted = Accepted(places.int().contiguous(), lens, drafts.tree.tokens[:, :longest].contiguous())
+        like = step._memory.features(b, shape.width)
+        features = self.timer.inputs.states(n, *like.shape[1:], dtype=like.dtype)
         extend = seconds_of(partial(step.extend, accepted, [features], True))
         root = step._memory.root(b, True)
         trees = DraftBatch(shape, root.lengths, layers[step._head_layer].slot_table, params, None, None)
@@ -189,9 +198,9 @@ class CapturedRounds:
         return Phases(draft, target, extend)
 
 
-def _batch(shape: Shape, lengths: torch.Tensor) -> RoundBatch:
-    """A step of requests that all verify a tree of this shape."""
+def _batch(drafts: Drafts, lengths: torch.Tensor) -> RoundBatch:
+    """A step of requests that all verify a tree."""
     store, names = DraftStore(), [str(i) for i in range(len(lengths))]
-    store.put(names, Drafts.plain(torch.zeros_like(lengths), shape.width)._replace(shape=shape))
-    counts = np.full(len(names), shape.width - 1, dtype=np.int64)
+    store.put(names, drafts)
+    counts = np.full(len(names), drafts.shape.width - 1, dtype=np.int64)
     return RoundBatch.read(counts, counts + 1, names, lengths, store)

@@ -67,7 +67,11 @@ CONTRACT: Contract = {
     )
     | {"_get_v1_model_runner_unsupported_features": "self", "_post_init_kv_transfer_config": "self"},
     "vllm.config.StructuredOutputsConfig": attributes("reasoning_parser"),
-    "vllm.forward_context": {"set_forward_context": "attn_metadata vllm_config num_tokens num_tokens_across_dp ..."},
+    "vllm.forward_context": {
+        "set_forward_context": "attn_metadata vllm_config num_tokens num_tokens_across_dp cudagraph_runtime_mode"
+        " batch_descriptor ubatch_slices slot_mapping skip_compiled is_padding"
+    },
+    "vllm.forward_context.BatchDescriptor": attributes("num_tokens has_lora"),
     "vllm.config.KernelConfig": attributes("moe_backend"),
     "vllm.config.AttentionConfig": attributes("backend backend_per_kind hisparse_config"),
     "vllm.config.SpeculativeConfig": attributes(
@@ -80,7 +84,7 @@ CONTRACT: Contract = {
         "worker_cls distributed_executor_backend rank world_size tensor_parallel_size pipeline_parallel_size"
         " data_parallel_size data_parallel_size_local data_parallel_index decode_context_parallel_size"
         " prefill_context_parallel_size enable_expert_parallel nnodes"
-        " use_all2all all2all_backend enable_eplb"
+        " use_all2all all2all_backend enable_eplb disable_custom_all_reduce"
     ),
     "vllm.config.CacheConfig": attributes(
         "cache_dtype enable_prefix_caching mamba_cache_mode mamba_block_size kv_cache_dtype_skip_layers"
@@ -100,7 +104,7 @@ CONTRACT: Contract = {
     "vllm.config.CompilationConfig": attributes(
         "cudagraph_mode mode static_forward_context splitting_ops pass_config use_inductor_graph_partition"
     ),
-    "vllm.config.PassConfig": attributes("fuse_attn_quant"),
+    "vllm.config.PassConfig": attributes("fuse_attn_quant") | {"compute_hash": "self"},
     # The worker and its runner.
     "vllm.v1.worker.cpu_worker.CPUWorker": {
         "compile_or_warm_up_model": "self",
@@ -144,8 +148,11 @@ CONTRACT: Contract = {
             " speculative_config use_async_scheduling vllm_config optimistic_seq_lens_cpu max_model_len"
             " lora_config dtype use_aux_hidden_state_outputs num_spec_tokens drafter supports_mm_inputs uses_mrope"
             " mrope_positions enable_prompt_embeds is_token_ids effective_drafter_max_model_len"
-            " draft_token_ids_cpu prev_num_spec_tokens"
+            " draft_token_ids_cpu prev_num_spec_tokens inputs_embeds"
         ),
+        "_determine_batch_execution_and_padding": "self num_tokens num_reqs num_scheduled_tokens_np"
+        " max_num_scheduled_tokens use_cascade_attn allow_microbatching force_eager ...",
+        "_prepare_padding_mask": "self num_tokens_unpadded num_tokens_padded",
         "_model_forward": "self input_ids positions intermediate_tensors inputs_embeds ...",
         "maybe_select_dummy_loras": "",
         "maybe_setup_dummy_loras": "self lora_config ...",

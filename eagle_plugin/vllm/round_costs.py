@@ -13,18 +13,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from eagle_plugin.core.shape import Levels, Shape
+from eagle_plugin.core.shape import PLAIN, Levels, Shape
 from eagle_plugin.core.tree import chain_ancestors
 from eagle_plugin.kernels.sampling import SamplingParams
 from eagle_plugin.policy.costs import Costs, Curve, Forward
 from eagle_plugin.runtime import round_costs
 from eagle_plugin.runtime.accept import accept
+from eagle_plugin.runtime.capturing import powers_of_two
+from eagle_plugin.runtime.long_prefixes import growing_batches, long_batch
 from eagle_plugin.runtime.parallel_levels import HeadLevels
-from eagle_plugin.runtime.round import Drafts, HeadState, TopM, TreeRows, top_m_of
-from eagle_plugin.runtime.round_costs import LONG, LONG_BATCH, ReferenceTimes
+from eagle_plugin.runtime.round import HeadState, TopM, TreeRows, top_m_of
+from eagle_plugin.runtime.round_costs import ReferenceTimes
 from eagle_plugin.vllm.attention import ExtendRows, Rows
 from eagle_plugin.vllm.deferred_extend import DeferredRows
-from eagle_plugin.vllm.dummy_batches import Places, layer_metadata, places_of, target_states
+from eagle_plugin.vllm.dummy_batches import Places, RandomInputs, layer_metadata, places_of, served_states
 from eagle_plugin.vllm.head_forwards import DraftBatch, ExtendBatch
 from eagle_plugin.vllm.ranks import blocks_in_every_rank, in_any_rank, ranks_in_step
 
@@ -53,7 +55,8 @@ def measure(runner: Any, caps: Shape, budget: float = BUDGET) -> Costs:
     }
     for time_forward, most in kinds.values():
         round_costs.run_first(partial(time_forward, 1, most, timer.short), in_any_rank)
-    ends = {name: _long_and_short(timer, most) for name, (_, most) in kinds.items()}
+    long = _long(timer, caps.width)
+    ends = {name: _ends(timer, long, most) for name, (_, most) in kinds.items()}
     cells: list[Cell] = [(name, *cell) for name in kinds for cell in ends[name]]
     for total in ROWS:
         for name, (_, most) in kinds.items():
@@ -96,18 +99,25 @@ def is_faster_than(runner: Any, caps: Shape, costs: Costs) -> bool:
     return round_costs.is_much_faster(runs)
 
 
-def _long_and_short(timer: RoundTimer, most: int) -> list[tuple[int, int, int]]:
+def _long(timer: RoundTimer, width: int) -> tuple[int, int] | None:
+    """Requests and the tokens of their long prefixes; None where contexts are so short that they cost nothing."""
+
+    def target_times(b: int, prefix: int) -> Generator[float, None, None]:
+        for rows in (1, width):
+            yield timer.target(b, rows, prefix)
+
+    batches = timer.long_batches(powers_of_two(timer.most_requests), width)
+    return long_batch(batches, target_times, timer.short, in_any_rank)
+
+
+def _ends(timer: RoundTimer, long: tuple[int, int] | None, most: int) -> list[tuple[int, int, int]]:
     """Rounds that differ in their prefixes, (requests, rows, tokens of each): of one row and of `most`, long and short.
 
-    Empty where contexts are so short that they cost nothing.
+    Empty where there are no long ones.
     """
-    b = min(LONG_BATCH, timer.most_requests)
-    prefix = min(LONG, timer.longest)
-    while b > 1 and not timer.fits(b, most, prefix):
-        b //= 2
-    if prefix < 4 * SHORT or not timer.fits(b, most, prefix):
+    if long is None or not timer.fits(long[0], most, long[1]):
         return []
-    return [(b, rows, length) for rows in (1, most) for length in (prefix, timer.short)]
+    return [(long[0], rows, length) for rows in (1, most) for length in (long[1], timer.short)]
 
 
 def _slopes(times: Times, name: str, cells: Sequence[tuple[int, int, int]], most: int) -> tuple[float, float]:
@@ -138,6 +148,7 @@ class RoundTimer:
         self._slots = self._blocks * min(group.kv_cache_spec.block_size for group in groups)
         self._head_layers = runner.drafter._draft_attn_layer_names
         self._groups = [(group.kv_cache_spec.block_size, group.layer_names) for group in groups]
+        self.inputs = RandomInputs(runner)
         self._features: Tensor
 
     def fits(self, b: int, rows: int, prefix: int) -> bool:
@@ -146,6 +157,12 @@ class RoundTimer:
         return (
             b <= self.most_requests and b * rows <= self.most_rows and tokens <= self._slots and prefix <= self.longest
         )
+
+    def long_batches(self, sizes: Sequence[int], width: int) -> list[tuple[int, int]]:
+        """`growing_batches` of these sizes whose prefixes are much longer than short ones, with trees of this width."""
+        with_room = sorted(b for b in sizes if self.fits(b, width, self.short))
+        batches = growing_batches(with_room, lambda b: min(self.longest, self._slots // b - self._reach))
+        return [batch for batch in batches if batch[1] >= 4 * self.short]
 
     def target(self, b: int, rows: int, prefix: int) -> float:
         """Seconds of the target's forward over trees of `rows` nodes, the logits of every node, and the walk."""
@@ -159,13 +176,13 @@ class RoundTimer:
             torch.arange(prefix, prefix + rows, device=self._device).repeat(b),
         )
         layers = layer_metadata(runner, self._places(b, prefix), Rows(None, tree), owners, slots)
-        drafts = Drafts.plain(torch.zeros_like(requests), rows)
+        drafts = self.inputs.drafts(b, PLAIN._replace(width=rows))
         params = SamplingParams.greedy(b, self._device)
-        tokens = torch.zeros(b * rows, dtype=torch.int32, device=self._device)
+        tokens = drafts.tree.tokens.view(-1)
         per_request = np.full(b, rows, dtype=np.int32)
 
         def forward() -> None:
-            hidden, aux = target_states(runner, layers, tokens, positions)
+            hidden, aux = served_states(runner, layers, tokens, positions, b)
             self._features = hidden if aux is None else torch.cat(aux, dim=-1)
             logits = runner.model.compute_logits(hidden).float()
             accept(drafts, logits, params, requests, lengths, filters="chained")
@@ -183,7 +200,7 @@ class RoundTimer:
         lens = torch.full_like(lengths, rows)
         extend = ExtendRows(requests, lengths + rows, lens, requests * rows)
         batch = ExtendBatch(
-            tokens=torch.zeros(b * rows, dtype=torch.int32, device=self._device),
+            tokens=self.inputs.tokens(b * rows).int(),
             positions=positions,
             states=torch.arange(b * rows, device=self._device),
             last=(requests + 1) * rows - 1,
@@ -191,7 +208,7 @@ class RoundTimer:
             rows=extend,
             lens=[rows] * b,
         )
-        features = self._features.new_zeros(b * rows, self._features.shape[1])  # those of the target's last forward
+        features = self._states(b * rows)
         table = self._head_table(b, prefix)
         drafter = self._runner.drafter
         return seconds_of(lambda: drafter.extend(batch, features, table, shape, True))
@@ -202,9 +219,9 @@ class RoundTimer:
         requests, nothing = self.requests(1, 0)
         lens = torch.full_like(requests, n)
         deferred = DeferredRows(
-            tokens=torch.zeros(n, dtype=torch.int32, device=self._device),
+            tokens=self.inputs.tokens(n).int(),
             positions=torch.arange(n, device=self._device),
-            features=self._features.new_zeros(n, self._features.shape[1]),
+            features=self._states(n),
             rows=ExtendRows(requests, lens, lens, nothing),
             lens=[n],
             slot_table=self._head_table(1, n),
@@ -226,7 +243,7 @@ class RoundTimer:
         drafter, m = self._runner.drafter, top_m_of(shape, True)
         levels: HeadLevels = drafter.levels
         rows = (b,) if levels.after is None else (b, shape.steps)
-        hidden = torch.zeros(*rows, drafter.hidden_size, dtype=drafter.dtype, device=self._device)
+        hidden = self.inputs.states(*rows, drafter.hidden_size, dtype=drafter.dtype)
         sizes = (b, shape.steps, m) if levels.lists_all else (b, m)
         logp = hidden.new_zeros(sizes, dtype=torch.float32)
         top = TopM(logp, torch.arange(m, device=self._device).expand(sizes).contiguous())
@@ -234,6 +251,10 @@ class RoundTimer:
         batch = DraftBatch(shape, lengths, self._head_table(b, prefix), params, None, None)
         seconds = seconds_of(lambda: drafter.draft_tree(batch, requests, HeadState(top, hidden)))
         return seconds + self._extend(b, READ, shape, prefix) if levels.kind.depth_is_free else seconds
+
+    def _states(self, n: int) -> Tensor:
+        """What the head reads of the target's states [n, F], as wide as those of its last forward."""
+        return self.inputs.states(n, self._features.shape[1], dtype=self._features.dtype)
 
     def layers(self, b: int, prefix: int) -> dict[str, Any]:
         """What a captured step reads of these requests' places in each layer's cache."""

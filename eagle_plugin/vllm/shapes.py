@@ -25,7 +25,7 @@ from eagle_plugin.runtime.round import Drafts
 from eagle_plugin.vllm import captured_costs, round_costs, version
 from eagle_plugin.vllm.batch import RoundBatch
 from eagle_plugin.vllm.graph_modes import is_compiled
-from eagle_plugin.vllm.kernel_settings import kernel_settings
+from eagle_plugin.vllm.kernel_settings import cost_settings, kernel_settings
 from eagle_plugin.vllm.ranks import gather_objects
 
 
@@ -170,6 +170,7 @@ def choose_shapes(runner: Any, caps: Shape, mode: str, logger: logging.Logger) -
         expert_parallel=config.parallel_config.enable_expert_parallel,
         graphs=runner._step.widest() if graphs else [],
         **kernel_settings(config),
+        **cost_settings(config),
     )
     policy = start_policy(
         caps,

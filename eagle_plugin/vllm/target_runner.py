@@ -10,6 +10,7 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from eagle_plugin.vllm.attention import give_rows
 from eagle_plugin.vllm.decode_step import DecodeStep
+from eagle_plugin.vllm.engine_graphs import graph_of_v1
 from eagle_plugin.vllm.step_state import StepState
 
 
@@ -18,6 +19,7 @@ class TargetRunner(GPUModelRunner):
 
     _state: StepState | None = None  # of the step that was prepared last
     _step: DecodeStep | None = None  # what was captured
+    engine_graph = graph_of_v1
 
     def query_rows(self) -> tuple[Tensor, Tensor]:
         """Tokens [most] int32 and positions [most] int64 of the target's query rows, at fixed addresses."""
@@ -27,6 +29,11 @@ class TargetRunner(GPUModelRunner):
         """Positions of the target's query rows as its rotary embedding reads them, at a fixed address: [most], or
         [axes, most] where rows of images have positions of several axes."""
         return self.mrope_positions.gpu if self.uses_mrope else self.positions
+
+    def embedding_rows(self, n: int) -> Tensor:
+        """Embeddings [n, H] of the target's query rows, at a fixed address."""
+        embeddings: Tensor = self.inputs_embeds.gpu[:n]
+        return embeddings
 
     def has_adapters(self) -> bool:
         """Whether a request of the batch has a LoRA adapter."""

@@ -23,7 +23,7 @@ V2_CONTRACT: Contract = {
             "model sampler speculator req_states structured_outputs_worker input_buffers attn_groups kv_cache_config"
             " cache_config compilation_config device dtype lora_config max_model_len max_num_reqs max_num_tokens"
             " model_config num_speculative_steps speculative_config use_aux_hidden_state_outputs vllm_config lora_state"
-            " model_state supports_mm_inputs"
+            " model_state supports_mm_inputs cudagraph_manager uses_inputs_embeds"
         ),
     },
     f"{_V2}.input_batch": {
@@ -35,7 +35,12 @@ V2_CONTRACT: Contract = {
         " prefill_len_np seq_lens seq_lens_cpu_upper_bound input_ids positions logits_indices cu_num_logits"
         " cu_num_logits_np"
     ),
-    f"{_V2}.input_batch.InputBuffers": attributes("input_ids positions"),
+    f"{_V2}.input_batch.InputBuffers": attributes("input_ids positions is_padding"),
+    f"{_V2}.cudagraph_utils.CudaGraphManager": {
+        "dispatch": "self num_reqs num_tokens uniform_token_count num_active_loras max_query_len ..."
+    },
+    f"{_V2}.cudagraph_utils.BatchExecutionDescriptor": attributes("cg_mode num_tokens"),
+    f"{_V2}.model_states.interface.ModelState": {"dummy_inputs_embeds": "self num_tokens"},
     f"{_V2}.lora_utils.LoraState": {"get_activate_loras": "self req_ids"},
     f"{_V2}.mm.rope.RopeState": attributes("positions"),
     f"{_V2}.states.RequestState": attributes("num_computed_tokens prefill_len"),

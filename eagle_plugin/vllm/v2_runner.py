@@ -21,6 +21,7 @@ from eagle_plugin.runtime.accept import accepted_rows
 from eagle_plugin.vllm.attention import give_rows
 from eagle_plugin.vllm.backend import forget_caches, tree_attention
 from eagle_plugin.vllm.batch import RoundBatch
+from eagle_plugin.vllm.engine_graphs import graph_of_v2
 from eagle_plugin.vllm.logits import node_rows
 from eagle_plugin.vllm.shapes import RoundShapes
 from eagle_plugin.vllm.step_state import StepState
@@ -44,6 +45,7 @@ class V2TreeModelRunner(TreeSteps, GPUModelRunner):
     """
 
     drafter: TreeSpeculator
+    engine_graph = graph_of_v2
     _had_trees = False  # whether the last step verified any
     _logits_rows: np.ndarray  # [b]: of each request of a step
     _moved: Tensor | None = None  # [N]: how far a step's rows are from where a chain has them; with several axes only
@@ -269,6 +271,10 @@ class V2TreeModelRunner(TreeSteps, GPUModelRunner):
         """Positions of the target's query rows as its rotary embedding reads them, at a fixed address: [most] int64,
         or [axes, most] where rows of images have positions of several axes."""
         return self.model_state.rope_state.positions if self.model_config.uses_mrope else self.input_buffers.positions
+
+    def embedding_rows(self, n: int) -> Tensor:
+        """Embeddings [n, H] of the target's query rows, at a fixed address."""
+        return self.model_state.dummy_inputs_embeds(n)
 
     def has_adapters(self) -> bool:
         """Whether a request of the step at hand has a LoRA adapter."""

@@ -26,6 +26,7 @@ COSTS = Costs(
     fixed=0.002,
     levels=Levels.PARALLEL,
     prompt_token=0.0003,
+    draft=0.0004,
 )
 
 

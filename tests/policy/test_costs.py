@@ -29,6 +29,7 @@ COSTS = Costs(
     level=Forward(Curve.of([(1, 1.0), (64, 2.0)]), per_key=1e-6),
     extend=Forward(Curve.of([(1, 1.5), (64, 3.0)])),
     fixed=0.5,
+    draft=0.25,
 )
 
 
@@ -56,7 +57,8 @@ def test_the_phases_are_the_parts_of_a_round(shape: Shape) -> None:
     uncorrected = CostModel(COSTS).phases(shape, 4, 800)
     assert uncorrected["fixed"] == pytest.approx(0.5)
     assert uncorrected["verify"] == pytest.approx(COSTS.target.seconds(4, shape.width, 800))
-    assert uncorrected["draft"] == pytest.approx(max(shape.steps - 1, 0) * COSTS.level.seconds(4, shape.topk, 800))
+    levels = max(shape.steps - 1, 0) * COSTS.level.seconds(4, shape.topk, 800)
+    assert uncorrected["draft"] == pytest.approx(levels + (0.25 if shape != PLAIN else 0.0))
     assert all(found[name] == pytest.approx(1.5 * part, rel=0.01) for name, part in uncorrected.items())
 
 
@@ -68,6 +70,15 @@ def test_the_head_reads_what_it_missed_in_forwards_of_32_tokens() -> None:
     for _ in range(100):
         model.observe(A, 4, 100, 2 * COSTS.round(A, 4, 100))
     assert model.catch_up(4, 100, 5) == pytest.approx(2 * rest, rel=0.01)
+
+
+def test_a_plain_round_has_its_share_of_what_the_head_reads_of_plain_rounds() -> None:
+    model = CostModel(COSTS)
+    without = model.seconds((PLAIN, A), 4, 100)
+    model.most_deferred = 10
+    found = model.seconds((PLAIN, A), 4, 100)
+    assert found == {PLAIN: pytest.approx(without[PLAIN] + model.catch_up(4, 100, 10) / 10), A: without[A]}
+    assert model.seconds((A,), 4, 100) == {A: without[A]}
 
 
 def test_a_curve_goes_on_as_its_last_two_points() -> None:
@@ -86,7 +97,7 @@ def test_a_round_is_the_sum_of_its_parts(shape: Shape, b: int, keys: int) -> Non
     steps, topk, width = shape
     wanted = COSTS.fixed + COSTS.target.seconds(b, width, keys)
     if shape != PLAIN:  # else the head reads the round's tokens later, or never
-        wanted += COSTS.extend.seconds(b, shape.max_accept_length, keys)
+        wanted += COSTS.extend.seconds(b, shape.max_accept_length, keys) + COSTS.draft
     for _ in range(1, steps):  # the first level was proposed by the extend of the round before
         wanted += COSTS.level.seconds(b, topk, keys)
     assert COSTS.round(shape, b, keys) == pytest.approx(wanted)

@@ -230,6 +230,20 @@ def test_probes_pay_for_what_the_head_reads_before_them(charged: bool) -> None:
     assert lost / total < 0.0125 if charged else lost / total > 0.0175
 
 
+@pytest.mark.parametrize("counted", [True, False])
+def test_a_long_plain_load_counts_what_the_head_reads_of_it(counted: bool) -> None:
+    """The head reads what it missed whenever that is 10 tokens per request; uncounted, plain seems best."""
+    costs, b, most = device(48, level=0.2), 32, 10
+    policy, world = new_policy(costs), World(costs, MIDDLE)
+    drafted = max(world.rate(shape, b) for shape in policy.shapes if shape != PLAIN)
+    plainly = b / (costs.round(PLAIN, b, 0) + policy.costs.catch_up(b, 0, most) / most)
+    assert 1.05 * plainly < drafted < 0.95 * world.rate(PLAIN, b)
+    if counted:
+        policy.costs.most_deferred = most
+    world.serve(policy, b, 1500)
+    assert (policy.present == PLAIN) != counted
+
+
 def test_probes_of_deep_trees_are_the_cheapest_that_tell() -> None:
     """A chain is best; the probes are trees of the caps' depth and children, but not of their width."""
     policy, world = new_policy(device(64), Shape(4, 4, 64)), World(device(64), SURE)

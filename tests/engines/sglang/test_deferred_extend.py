@@ -229,7 +229,14 @@ def test_the_head_reads_before_drafts_or_when_a_request_has_many_tokens(shape: A
     read = []
     deferred = SimpleNamespace(most=4, read=lambda *given: read.append(given[-1]))
     drafter = SimpleNamespace(relayed=lambda info: None)
-    worker: Any = SimpleNamespace(_round=SimpleNamespace(deferred=deferred), _reader=None, _draft_worker=drafter)
+    pauses = list[bool]()
+    worker: Any = SimpleNamespace(
+        _round=SimpleNamespace(deferred=deferred),
+        _reader=None,
+        _draft_worker=drafter,
+        shapes=SimpleNamespace(pause=lambda: pauses.append(True)),
+    )
     batch = SimpleNamespace(spec_info=None)
     TreeWorker._caught_up(worker, batch, shape, longest)
     assert read == ([longest] if reads else [])
+    assert bool(pauses) == (reads and shape == PLAIN)  # no plain round has this time

@@ -76,7 +76,10 @@ class World(RuleBasedStateMachine):
         self.head = Recorder()
         reader = BatchReader(8, REQUESTS + 1, TABLE[: REQUESTS + 1], KeyTable(REQUESTS + 1, "cpu", seed=1))
         self.worker = SimpleNamespace(
-            _draft_worker=self.head, _round=SimpleNamespace(deferred=self.deferred), _reader=reader
+            _draft_worker=self.head,
+            _round=SimpleNamespace(deferred=self.deferred),
+            _reader=reader,
+            shapes=SimpleNamespace(pause=lambda: None),
         )
         self.running: list[Request] = []
         self.retracted: list[Request] = []
@@ -219,5 +222,5 @@ def nobody_reads_before_the_store_is_full(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize("fault", [nothing_is_forgotten, the_bound_is_too_small, nobody_reads_before_the_store_is_full])
 def test_a_fault_is_found(fault: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     fault(monkeypatch)
-    with pytest.raises(AssertionError):
+    with pytest.raises((AssertionError, ValueError)):  # the kernel refuses what counts too many tokens
         run(World, 200, shrinks=False)

@@ -35,6 +35,11 @@ def test_adapters_of_a_start_count_without_their_flag() -> None:
     assert settings(lora_paths=["name=folder"]) == settings(enable_lora=True) != settings(lora_paths=[])
 
 
+def test_the_head_and_the_all_reduce_count() -> None:
+    named = {"speculative_draft_model_quantization", "disable_custom_all_reduce", "enable_mscclpp", "enable_symm_mem"}
+    assert named <= set(FLAGS)
+
+
 def test_both_keys_have_them() -> None:
     assert calls(selftest.subject_of, "kernel_settings") == ["kernel_settings(runner.server_args)"]
     assert calls(selftest.subject_of, "policy_mode") and calls(selftest.subject_of, "wants_lookups")

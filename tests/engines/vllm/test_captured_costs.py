@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from key_world import KeyWorld, longest
 
 from eagle_plugin.core.shape import PLAIN, Levels, Shape
 from eagle_plugin.policy.shapes import captured_shapes
 from eagle_plugin.runtime import captured_rounds
 from eagle_plugin.runtime.graphs import Buckets
+from eagle_plugin.runtime.long_prefixes import growing_batches
 from eagle_plugin.runtime.round_costs import Phases
 from eagle_plugin.vllm import captured_costs
 
@@ -30,6 +33,9 @@ class Timer:
 
     def fits(self, *_: Any) -> bool:
         return True
+
+    def long_batches(self, *_: Any) -> list[tuple[int, int]]:
+        return []
 
     def target(self, b: int, rows: int, prefix: int) -> float:
         return 1.0
@@ -118,3 +124,17 @@ def test_larger_rounds_without_memory_are_left_out(
     refuse(monkeypatch, 1, 128)
     costs = captured_costs.measure(runner([72, 128]), CAPS)
     assert costs.plain is not None and costs.plain.curve.rows == (72,) and costs.prompt_token == 1.0
+
+
+@pytest.mark.parametrize("share", [0.006, 0.03])
+def test_costs_with_half_a_million_tokens(
+    share: float, ran: list[tuple[Shape, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Timer, "long_batches", lambda _, sizes, width: growing_batches(sizes, longest))
+    for seed in range(10):
+        world = KeyWorld(share, seed)
+        monkeypatch.setattr(captured_costs.CapturedRounds, "phases", lambda _, *of: world.phases(*of))  # noqa: B023
+        monkeypatch.setattr(captured_costs.CapturedRounds, "plain", lambda _, b, n: world.target(b, 1, n))  # noqa: B023
+        monkeypatch.setattr(Timer, "target", lambda _, *of: world.target(*of))  # noqa: B023
+        costs = captured_costs.measure(runner([1, 2, 4, 8, 16, 32, 64]), CAPS, budget=math.inf)
+        assert abs(world.error(costs, CAPS)) < 0.05
