@@ -7,17 +7,35 @@ where another server's shard, or one that was read and removed, had it before.
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable
 
+from eagle_plugin.learning.data.rows import DataError
 from eagle_plugin.learning.data.store.feature_store import check_manifest
 from eagle_plugin.learning.data.store.manifest import Manifest
-from eagle_plugin.learning.data.store.objects import ObjectExists, open_folder
+from eagle_plugin.learning.data.store.objects import Folder, LocalFolder, ObjectExists, open_folder
 from eagle_plugin.learning.data.store.plan import PLAN_NAME
 from eagle_plugin.learning.data.store.shards import Document, Entry, encode, write_shard
 
 RANK = 999  # in the names of these shards: `data features` has ranks from 0 on
+LEAST_FREE = 1 << 30  # bytes of a disk that a store leaves: others of the machine need them
 RETRIES = 100  # of a name that another server has taken in the same millisecond
+
+
+def check_room(folder: Folder, size: int) -> None:
+    """Raises DataError where so many bytes would fill the disk of a store; of an object store nobody knows."""
+    if not isinstance(folder, LocalFolder):
+        return
+    try:
+        free = shutil.disk_usage(folder.path).free
+    except OSError:  # of a folder that does not exist yet, for instance; writing has its own error
+        return
+    if free < LEAST_FREE + size:
+        raise DataError(
+            f"the disk of {folder.path} has {free / 2**20:,.0f} MiB left, of which a store leaves "
+            f"{LEAST_FREE >> 20:,}; make room there"
+        )
 
 
 class OpenShards:
@@ -69,6 +87,7 @@ class OpenShards:
         if not documents:
             return 0, 0
         self._documents, self._bytes = [], 0
+        check_room(self._folder, size)
         found = (PLAN_NAME.fullmatch(name) for name in self._folder.names())
         plan = 1 + max((int(one[1]) for one in found if one), default=-1)
         first = max(self._last + 1, time.time_ns() // 1_000_000)

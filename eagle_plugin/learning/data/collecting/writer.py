@@ -28,6 +28,7 @@ from eagle_plugin.learning.data.rows import MIN_RESPONSE, DataError
 from eagle_plugin.learning.data.store.manifest import Manifest
 from eagle_plugin.learning.data.store.shards import Document
 from eagle_plugin.learning.data.target_identity import target_digests
+from eagle_plugin.traffic.detached import ServerProcess, detach
 from eagle_plugin.traffic.frames import Exchange, read_frame
 from eagle_plugin.traffic.metrics import DROPPED
 from eagle_plugin.traffic.writer_process import writer_settings
@@ -39,6 +40,9 @@ READ_AHEAD = 4  # frames
 
 def main(arguments: list[str]) -> int:
     """Run until the input ends; with the argument `--check` only start."""
+    leave = None if "--check" in arguments else detach()
+    server = ServerProcess()
+    os.umask(0o077)  # the states, and the token ids beside them, are for the user of the server
     settings = CollectSettings.from_json(writer_settings())
     for number in (signal.SIGINT, signal.SIGTERM):  # of the server's group; what is queued is written first
         signal.signal(number, signal.SIG_IGN)
@@ -48,9 +52,11 @@ def main(arguments: list[str]) -> int:
     except UserError as error:
         print(json.dumps({"error": str(error)}), flush=True)
         return 2
+    if leave is not None:
+        leave()
     print(json.dumps({"version": eagle_plugin.__version__}), flush=True)
-    if "--check" not in arguments:
-        DocumentWriter(shards, settings).run(sys.stdin.buffer, os.getppid())
+    if leave is not None:
+        DocumentWriter(shards, settings).run(sys.stdin.buffer, server)
     return 0
 
 
@@ -118,8 +124,8 @@ class DocumentWriter:
         self._told: Counter[str] | None = None
         self._told_at = 0.0
 
-    def run(self, stream: IO[bytes], server: int | None = None) -> None:
-        """Write until the stream ends, or the process `server` is no longer the parent."""
+    def run(self, stream: IO[bytes], server: ServerProcess | None = None) -> None:
+        """Write until the stream ends, or the server is gone."""
         frames: queue.Queue[Any] = queue.Queue(READ_AHEAD)
         threading.Thread(target=_read_all, args=(stream, frames), daemon=True).start()
         while True:
@@ -128,7 +134,7 @@ class DocumentWriter:
             except queue.Empty:
                 if self._shards.waiting and self._shards.idle_for() >= IDLE:
                     self._flush()
-                if server is not None and os.getppid() != server:  # a fork of it may hold the pipe open
+                if server is not None and server.is_gone:  # a fork of it may hold the pipe open
                     break
                 self._tell()
                 continue
