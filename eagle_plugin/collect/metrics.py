@@ -17,13 +17,17 @@ TOTALS = {
     "tokens": "Their tokens.",
     "bytes": "Bytes that were written.",
 }
+REASONS = (
+    *("queue_full", "write_error", "failed", "writer_ended", "too_short", "looping", "unfinished"),
+    *("not_from_start", "not_text_of_the_target", "too_large", "incomplete"),
+)
 DROPPED_HELP = "Requests that asked for it and whose hidden states were not written, by reason."
 
 
 class FeatureMetrics(CaptureMetrics):
     """The counters where the worker's process exports metrics itself."""
 
-    part, totals, dropped = "features", TOTALS, DROPPED_HELP
+    part, totals, dropped, reasons = "features", TOTALS, DROPPED_HELP, REASONS
 
 
 class CountFile:
@@ -59,8 +63,11 @@ class CountCollector:
         }
         dropped = CounterMetricFamily(f"{PREFIX}features_dropped", DROPPED_HELP, labels=[*names, "reason"])
         for path, labels in self._files.items():
+            if not path.exists():
+                continue
             values = list(labels.values())
-            for name, count in kept_object(path).items():
+            known = dict.fromkeys((*TOTALS, *(DROPPED + reason for reason in REASONS)), 0)
+            for name, count in (known | kept_object(path)).items():
                 if name.startswith(DROPPED):
                     dropped.add_metric([*values, name.removeprefix(DROPPED)], count)
                 elif name in found:

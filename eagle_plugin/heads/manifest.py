@@ -10,6 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from eagle_plugin.common.hub_cache import model_name
 from eagle_plugin.heads.files import HeadError, levels_of, read_json
 from eagle_plugin.heads.kinds import HeadSpec
 from eagle_plugin.policy.shapes import PARALLEL_LEVELS
@@ -32,7 +33,7 @@ def describe_target(folder: str | Path) -> dict[str, str]:
         template = str(read_json(settings).get("chat_template") or "").encode()
     config = folder / "config.json"
     return {
-        "name": folder.resolve().name,
+        "name": model_name(folder),
         "config_sha256": _sha256(config.read_bytes() if config.is_file() else b""),
         "vocabulary_sha256": _sha256(_vocabulary(folder)),
         "template_sha256": _sha256(template.rstrip()),

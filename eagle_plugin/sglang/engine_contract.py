@@ -158,6 +158,7 @@ CONTRACT: Contract = {
         "_calculate_spec_decoding_metrics": "self meta_info recv_obj i",
         **attributes("init_running_status server_status"),
     },
+    "sglang.srt.utils.common": {"kill_process_tree": "parent_pid include_parent ..."},
     # Block drafters.
     "sglang.srt.speculative.dflash_worker_v2.DFlashWorkerV2": {"__init__": ""},
     "sglang.srt.speculative.spec_info.SpeculativeAlgorithm": {"is_dflash": "self"},

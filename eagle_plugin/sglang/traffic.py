@@ -18,6 +18,9 @@ logger = logging.getLogger("eagle_plugin")
 # Called once per request, when it is finished, and before its answer ends.
 COUNT_DRAFTS = "sglang.srt.managers.tokenizer_manager.TokenizerManager._calculate_spec_decoding_metrics"
 
+# Called when the server ends, and before the shutdown of its application.
+KILL_ALL = "sglang.srt.utils.common.kill_process_tree"
+
 
 def add_middleware(server_args: Any) -> None:
     """Add the middleware to the application that the launcher's process serves; nothing for other servers.
@@ -43,6 +46,7 @@ def add_middleware(server_args: Any) -> None:
     app.add_middleware(CaptureMiddleware)
     # Here, and not with the other hooks: their targets are imported in all processes.
     HookRegistry.register(COUNT_DRAFTS, note_drafts, HookType.AFTER)
+    HookRegistry.register(KILL_ALL, close_writer, HookType.BEFORE)
     HookRegistry.apply_hooks()
 
 
@@ -52,6 +56,15 @@ def is_starting() -> bool:
     from sglang.srt.managers.tokenizer_manager import ServerStatus
 
     return bool(_global_state.tokenizer_manager.server_status == ServerStatus.Starting)
+
+
+def close_writer(parent_pid: int | None, *given: Any, **named: Any) -> None:
+    """BEFORE the engine kills the processes below one: the writer writes what is queued.
+
+    A detached writer is below the server again where the server is process 1 of a container.
+    """
+    if parent_pid in (None, os.getpid()):
+        CaptureMiddleware.close_all()
 
 
 def note_drafts(result: Any, manager: Any, meta_info: dict[str, Any], *given: Any) -> None:

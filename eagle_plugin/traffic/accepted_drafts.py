@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 MOST = 4096  # answers that wait; those that nobody takes, such as of routes that are not captured, make place
 ID_WITHIN = 300  # bytes of an answer, or of the first event of its stream
+META_WITHIN = 4096  # bytes at the end of one of SGLang's /generate, where the id is behind the text
 _ID = re.compile(rb'"id":\s*"([^"\\]+)"')
 
 
@@ -30,6 +31,8 @@ class AcceptedDrafts:
     def take(self, answer: bytes) -> list[int] | None:
         """The counts of an answer, once; None if nothing was noted."""
         found = _ID.search(answer[:ID_WITHIN])
+        if not found and (meta := answer.rfind(b'"meta_info"', max(0, len(answer) - META_WITHIN))) >= 0:
+            found = _ID.search(answer, meta)
         return self._waiting.pop(found[1].decode("utf-8", "replace"), None) if found else None
 
 

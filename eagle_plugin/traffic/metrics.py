@@ -12,6 +12,11 @@ TOTALS = {
     "filtered": "Answers with private data: left out, or written with placeholders.",
     "removed_segments": "Files of records that the size limit removed.",
 }
+# A series per reason is there from the start: Prometheus takes the first value of a series for no increase.
+REASONS = (
+    *("opt_out", "aborted", "queue_full", "too_large", "encoded", "unusable", "empty", "token_ids"),
+    *("write_error", "failed", "writer_ended"),
+)
 
 
 class CaptureMetrics:
@@ -19,6 +24,7 @@ class CaptureMetrics:
 
     part = "capture"  # of the names
     totals = TOTALS  # name -> what it counts
+    reasons = REASONS
     dropped = "Answers that were not recorded, by reason."
 
     def __init__(self, model: str) -> None:
@@ -30,6 +36,8 @@ class CaptureMetrics:
         totals = {name: Metric(f"{part}{name}", what, ["model_name"]) for name, what in named}
         self._dropped = Metric(f"{part}dropped", self.dropped, ["model_name", "reason"])
         self._totals = {name: metric.labels(model) for name, metric in totals.items()}
+        for reason in self.reasons:
+            self._dropped.labels(model, reason)
         self.made = [*totals.values(), self._dropped]  # for who takes them out of the registry again
         self._model, self._shown = model, Counter[str]()
 

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import json
+import os
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+
+from eagle_plugin.common.hub_cache import model_name
+
+_TOLD = "_EAGLE_CAPTURE_SERVED"  # in the environment of an engine's other processes
 
 
 @dataclass(frozen=True)
@@ -25,7 +31,7 @@ class ServedTarget:
         chat_template: str | None = None,
     ) -> ServedTarget:
         """From the flags of an engine: model and tokenizer are folders, or names on the hub."""
-        name = (Path(model).resolve() if Path(model).exists() else Path(model)).name
+        name = model_name(model) if Path(model).exists() else Path(model).name
         return cls(name, model, revision, None if tokenizer == model else tokenizer, chat_template)
 
     def located(self) -> ServedTarget:
@@ -35,6 +41,18 @@ class ServedTarget:
         """
         tokenizer = None if self.tokenizer is None else _folder(self.tokenizer, None)
         return replace(self, folder=_folder(self.folder, self.revision), tokenizer=tokenizer)
+
+
+def tell_processes(model: str, served: ServedTarget | None) -> None:
+    """Tell the processes that this one starts how the target is called in metrics, and which one it is."""
+    os.environ[_TOLD] = json.dumps({"model": model, "served": asdict(served) if served else None})
+
+
+def told_served() -> tuple[str, ServedTarget | None]:
+    """What the process that started this one has told; ("", None) if nothing."""
+    found = json.loads(os.environ.get(_TOLD, "{}"))
+    served = found.get("served")
+    return found.get("model", ""), ServedTarget(**served) if served else None
 
 
 def _folder(name: str, revision: str | None) -> str:

@@ -11,6 +11,7 @@ import fcntl
 import json
 import logging
 import os
+import signal
 import subprocess
 import threading
 import time
@@ -21,6 +22,7 @@ from typing import Any, Protocol
 
 import eagle_plugin
 from eagle_plugin.common.errors import UserError
+from eagle_plugin.traffic.detached import SERVER
 from eagle_plugin.traffic.frames import pack_counts
 from eagle_plugin.traffic.metrics import DROPPED
 
@@ -75,8 +77,7 @@ class WriterProcess:
         try:
             _await_ready(kind, self._process)
         except UserError:
-            self._process.kill()
-            self._process.communicate()
+            _kill(self._process)
             raise
         self._threads = [threading.Thread(target=run, daemon=True) for run in (self._send_all, self._read_counts)]
         for thread in self._threads:
@@ -112,14 +113,14 @@ class WriterProcess:
             self._closing = True
             self._changed.notify()
         end = time.monotonic() + seconds
-        try:
-            for thread in self._threads:
-                thread.join(max(0.0, end - time.monotonic()))
-            self._process.wait(max(0.1, end - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            self._process.kill()
+        for thread in self._threads:  # the last one ends when the writer does
+            thread.join(max(0.0, end - time.monotonic()))
+        if any(thread.is_alive() for thread in self._threads):
+            _kill_group(self._process)
             with self._changed:
                 self._give_up()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(1.0)
         self._show(self.totals())
 
     def _send_all(self) -> None:
@@ -167,17 +168,19 @@ class WriterProcess:
             self._give_up()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(1.0)
+        code = self._process.poll()  # of one that was detached nobody knows it
         logger.warning(
-            "eagle-plugin: the %s has ended, because its writer process %d ended with code %s; the server serves "
-            "on; restart it to %s again",
+            "eagle-plugin: the %s has ended, because its writer process ended%s; the server serves on; restart it to "
+            "%s again",
             self._kind.what,
-            self._process.pid,
-            self._process.poll(),
+            f" with code {code}" if code else "",
             self._kind.what.split()[0],
         )
 
     def _give_up(self) -> None:
-        """Count what is queued, or was sent and not handled, as dropped."""
+        """Count what is queued, or was sent and not handled, as dropped; once."""
+        if self._gone:
+            return
         self._gone = True
         self._own[DROPPED + "writer_ended"] += len(self._waiting) + self._sent - self._handled
         self._waiting.clear()
@@ -196,7 +199,7 @@ def _start(kind: WriterKind, options: Sequence[str] = ()) -> subprocess.Popen[by
             [*kind.command, *options],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**os.environ, **one_thread, _SETTINGS: kind.settings},
+            env={**os.environ, **one_thread, _SETTINGS: kind.settings, SERVER: str(os.getpid())},
             start_new_session=True,  # a Ctrl-C is for the server; the writer ends when its input does
         )
     except OSError as error:
@@ -210,7 +213,7 @@ def _start(kind: WriterKind, options: Sequence[str] = ()) -> subprocess.Popen[by
 
 def _await_ready(kind: WriterKind, process: subprocess.Popen[bytes]) -> None:
     """Read the writer's first line: its version, or its sentence."""
-    watch = threading.Timer(START_SECONDS, process.kill)
+    watch = threading.Timer(START_SECONDS, _kill_group, [process])
     watch.start()
     line = process.stdout.readline() if process.stdout else b""
     watch.cancel()
@@ -229,6 +232,7 @@ def _await_ready(kind: WriterKind, process: subprocess.Popen[bytes]) -> None:
             f"{kind.setting}_PYTHON has eagle-plugin {found.get('version')}, wanted {eagle_plugin.__version__} as in "
             "the server; install it there"
         )
+    process.poll()  # a detached writer has left this process, which has ended
 
 
 def check_writer(kind: WriterKind) -> None:
@@ -241,5 +245,15 @@ def check_writer(kind: WriterKind) -> None:
     try:
         _await_ready(kind, process)
     finally:
-        process.kill()  # it has nothing to lose, and its packages take seconds to end
-        process.communicate()
+        _kill(process)  # it has nothing to lose, and its packages take seconds to end
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    _kill_group(process)
+    process.communicate()
+
+
+def _kill_group(process: subprocess.Popen[bytes]) -> None:
+    """End a writer, detached or not: it leads a group of its own, in which its child stays."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)

@@ -59,11 +59,14 @@ def exchange_head(runner: Any, head: Path) -> None:
     present = {name: layers.pop(name) for name in drafter._draft_attn_layer_names}
     before = {name: getattr(drafter, name) for name in KEPT}
     served, draft.model = draft.model, str(head)
+    captures = False
     try:
         with set_current_vllm_config(config), tree_attention(config):
             drafter.load_model(runner.get_model())
         for name, layer in present.items():
             layers[name].kv_cache = layer.kv_cache
+        captures = True
+        runner.capture_steps()  # graphs have the addresses of the old head's weights
     except BaseException:
         draft.model = served
         for name in drafter._draft_attn_layer_names:
@@ -71,7 +74,16 @@ def exchange_head(runner: Any, head: Path) -> None:
         layers.update(present)
         for name, value in before.items():
             setattr(drafter, name, value)
+        if captures:
+            _capture_again(runner)
         raise
     config.speculative_config.model = str(head)
-    runner.capture_steps()  # graphs have the addresses of the old head's weights
     runner._shapes.chooser.forget_head()
+
+
+def _capture_again(runner: Any) -> None:
+    """Give the served head its graphs back; without them it serves too, and what failed before is what is told."""
+    try:
+        runner.capture_steps()
+    except Exception as error:
+        logging.getLogger("vllm.eagle_plugin").warning("eagle-plugin: decode steps run without graphs now: %s", error)

@@ -7,7 +7,7 @@ from argparse import Namespace
 from eagle_plugin.runtime.startup import StartRefused
 from eagle_plugin.traffic.middleware import CaptureMiddleware
 from eagle_plugin.traffic.recorder import check_writer
-from eagle_plugin.traffic.served import ServedTarget
+from eagle_plugin.traffic.served import ServedTarget, tell_processes
 from eagle_plugin.traffic.settings import CaptureError, capture_settings
 
 MIDDLEWARE = f"{CaptureMiddleware.__module__}.{CaptureMiddleware.__qualname__}"
@@ -23,11 +23,13 @@ def add_middleware(args: Namespace) -> None:
     if names is not None:
         served = getattr(args, "served_model_name", None) or [args.model]
         CaptureMiddleware.model = served if isinstance(served, str) else served[0]
+        CaptureMiddleware.served = _served(args)
+        # Several API servers get these flags with the middleware, and make it before they load plugins.
+        tell_processes(CaptureMiddleware.model, CaptureMiddleware.served)
         if MIDDLEWARE not in names:
             try:
                 if settings := capture_settings():
                     check_writer(settings)
-                    CaptureMiddleware.served = _served(args)
                     args.middleware = [*names, MIDDLEWARE]
             except CaptureError as error:
                 raise StartRefused(error) from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import threading
 import time
 from collections import Counter
@@ -16,6 +17,7 @@ import torch
 from store_documents import MANIFEST, make_document, write_store
 from tiny_models import tiny_llama
 
+from eagle_plugin.collect.metrics import REASONS, CountCollector, CountFile
 from eagle_plugin.collect.recorder import Collected, FeatureRecorder, Rows, writer_kind
 from eagle_plugin.collect.settings import (
     CollectError,
@@ -27,7 +29,7 @@ from eagle_plugin.collect.settings import (
 from eagle_plugin.common.host_memory import memory_bytes
 from eagle_plugin.learning.data.collecting.completion import GrowingStore
 from eagle_plugin.learning.data.collecting.pipe import Pipe
-from eagle_plugin.learning.data.collecting.shards import RANK, OpenShards
+from eagle_plugin.learning.data.collecting.shards import LEAST_FREE, RANK, OpenShards
 from eagle_plugin.learning.data.collecting.writer import DocumentWriter
 from eagle_plugin.learning.data.rows import DataError, TokenRow
 from eagle_plugin.learning.data.store.feature_store import Document, FeatureStore
@@ -222,6 +224,19 @@ def test_a_store_that_data_features_has_not_finished_is_refused(
         store.complete()
 
 
+def test_a_store_leaves_room_on_its_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shards = OpenShards(str(tmp_path), MANIFEST, 2000)
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=LEAST_FREE + 100))
+    shards.add(make_document(1))
+    with pytest.raises(DataError, match="has 1,024 MiB left, of which a store leaves 1,024; make room there"):
+        shards.flush()
+    assert not list(tmp_path.glob("shard-*"))
+    monkeypatch.undo()
+    shards.add(make_document(2))
+    assert shards.flush()[0] == 1
+
+
 def test_another_model_is_refused(tmp_path: Path) -> None:
     OpenShards(str(tmp_path), MANIFEST, 2000)
     for change in ({"hidden_size": 8}, {"aux_layers": (1, 3)}, {"weights_sha256": "x"}):
@@ -258,6 +273,7 @@ def test_the_process_writes_what_it_is_sent_when_no_more_comes(settings: Collect
     assert recorder.totals()["documents"] == 4 and recorder.totals()["tokens"] == 80
     names = sorted(path.name for path in Path(settings.url).glob("shard-*"))
     assert len(names) == 2 and all(name.startswith(f"shard-{RANK}-") for name in names)
+    assert {path.stat().st_mode & 0o077 for path in Path(settings.url).iterdir()} == {0}, "readable by others"
 
 
 def test_a_full_disk_drops_what_it_cannot_take_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,6 +300,17 @@ def test_the_process_refuses_in_one_sentence(settings: CollectSettings, tmp_path
     nameless = settings.with_facts(StatesFacts(**{**vars(settings.facts), "served": ServedTarget("x", "org/x")}))
     with pytest.raises(CollectError, match=r"org/x is no folder with a config.json .* unset EAGLE_FEATURES"):
         check_writer(writer_kind(nameless))
+
+
+def test_every_reason_has_a_series_before_the_first_document_is_dropped(tmp_path: Path) -> None:
+    file = tmp_path / "counts.json"
+    collector = CountCollector({file: {"model_name": "m"}, tmp_path / "none": {"model_name": "m"}})
+    assert [len(family.samples) for family in collector.collect()] == [0, 0, 0, 0]
+    CountFile(file).update(Counter({"dropped:queue_full": 2}))
+    *_, dropped = collector.collect()
+    found = {sample.labels["reason"]: sample.value for sample in dropped.samples}
+    assert found == dict.fromkeys(REASONS, 0) | {"queue_full": 2}
+    assert {"queue_full", "write_error", "failed", "writer_ended"} <= set(REASONS)  # deploy/config/alerts.yml
 
 
 def test_settings() -> None:

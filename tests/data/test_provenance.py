@@ -142,6 +142,10 @@ def test_options_state_what_no_file_says(tmp_path, capsys) -> None:
     assert code == 2 and "holds a JSON list, wanted an object" in err and err.count("\n") == 1
 
 
+# Aliases of aliases: as a text 10^5 words, and with four lines more 10^9.
+LAUGHS = "a0: &a0 [mit]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 6))
+
+
 @pytest.mark.parametrize(
     ("files", "wanted"),
     [
@@ -149,6 +153,8 @@ def test_options_state_what_no_file_says(tmp_path, capsys) -> None:
         ({"README.md": "---\nlicense: mit\n---\ntext"}, "mit"),
         ({"README.md": "---\nlicense: other\nlicense_name: llama3.3\n---\n"}, "llama3.3"),
         ({"README.md": "---\nlicense: [mit, cc-by-4.0]\n---\n"}, "mit AND cc-by-4.0"),
+        ({"README.md": "---\nlicense: {name: mit}\n---\n"}, "unknown"),
+        ({"README.md": f"---\n{LAUGHS}license: *a5\n---\n"}, "unknown"),
         ({"README.md": "no front matter", "LICENSE": "MIT License\n\nCopyright"}, "mit"),
         (
             {"README.md": "---\nlicense: [\n---\n", "LICENSE": "  Apache License\n  Version 2.0, January 2004"},

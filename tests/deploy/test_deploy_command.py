@@ -39,7 +39,7 @@ class Served:
     def __init__(self, folder: Path, target: Path, head: Path) -> None:
         self.rounds, self.accepted, self.traffic = 0, 0, 4000
         self.share = {str(head): 0.6}  # of the rounds of a head, those that accept a draft
-        self.head, self.looks = head, True
+        self.head, self.looks, self.busy = head, True, False
         serves = ServedFacts("sglang", str(target), str(head), "EAGLE3")
         self.mailbox = HeadMailbox(folder, serves, self.take, logging.getLogger("served"))
 
@@ -101,6 +101,9 @@ def case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Case]:
                 return
             if made.served.looks:
                 made.served.mailbox.look()
+            if made.served.busy:
+                self.send_error(503)
+                return
             self.answer("{}")
 
         def log_message(self, *_: object) -> None: ...
@@ -126,6 +129,44 @@ def test_a_worse_head_goes_back(case: Case, capsys: pytest.CaptureFixture[str]) 
     assert case.served.head == case.old and "worse, so the old head" in capsys.readouterr().out
     assert json.loads((case.folder / SERVER).read_text())["head"] == str(case.old)
     assert case.deploy("--no-watch") == 0 and case.served.head == case.new
+
+
+@pytest.mark.parametrize("share", [0.8, 0.4])
+def test_a_server_that_refuses_requests_and_exchanges_the_head(
+    share: float, case: Case, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The head serves, so it is watched, and goes back in the same way."""
+    case.served.busy = True
+    case.served.share[str(case.new)] = share
+    better = share > 0.6
+    assert case.deploy() == (0 if better else 1)
+    assert case.served.head == (case.new if better else case.old)
+    write = case.served.mailbox._write
+    case.served.mailbox._write = lambda name, content: write(name, content) if name == SERVER else None
+    other = case.old if better else case.new
+    assert case.deploy("--no-watch", head=other) == 0 and case.served.head == other
+    case.served.looks = False
+    assert case.deploy("--no-watch", head=case.old if other == case.new else case.new) == 2
+    assert case.served.head == other and "does not answer (" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("change", [{"pid": -1}, {"pid": -1, "head": "of-its-flags"}, {"head": "of-another-command"}])
+def test_a_server_that_is_started_again_during_the_watch(
+    change: dict[str, Any], case: Case, capsys: pytest.CaptureFixture[str]
+) -> None:
+    metrics = case.served.metrics
+
+    def restarted() -> str:
+        if case.served.head == case.new and case.served.rounds > 8000:
+            case.served.mailbox._server |= change
+            case.served.mailbox._tell()
+        return metrics()
+
+    case.served.metrics = restarted
+    case.served.share[str(case.new)] = 0.9
+    assert case.deploy() == 2
+    shown = capsys.readouterr().err
+    assert "was started again" in shown and f"{change.get('head', case.new)} serves" in shown
 
 
 def test_a_server_with_a_key(case: Case, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

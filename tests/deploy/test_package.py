@@ -25,7 +25,7 @@ from eagle_plugin.heads.load import load_any_head
 from eagle_plugin.heads.manifest import describe_target
 from eagle_plugin.learning.deploy import package
 from eagle_plugin.learning.deploy.package import PackageError, write_package
-from eagle_plugin.learning.deploy.package_files import ENGINES
+from eagle_plugin.learning.deploy.package_files import ENGINES, _deployed_name
 from eagle_plugin.sglang import version as sglang
 from eagle_plugin.vllm import version as vllm
 
@@ -103,6 +103,15 @@ def test_the_plugin_serves_in_the_container_and_can_be_watched(made) -> None:
     assert set_in_kubernetes == set_in_docker == is_vllm
     assert ("EAGLE_PLUGIN=0` the engine serves alone" in (made / "README.md").read_text()) == is_vllm
     assert ("--enable-metrics" in (made / "serve.sh").read_text()) == (not is_vllm)
+
+
+@pytest.mark.parametrize(
+    ("target", "head", "name"),
+    [("Llama-3", "v2", "llama-3-v2"), ("4bit", "v2", "head-4bit-v2"), ("0" * 60, "v", "head-" + "0" * 45)],
+)
+def test_kubernetes_takes_the_name(target: str, head: str, name: str) -> None:
+    assert _deployed_name(target, head) == name
+    assert re.fullmatch(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", name)
 
 
 def test_a_probe_waits_for_the_answer(made) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from eagle_plugin.cli import main
+from eagle_plugin.learning.data.traffic.segments import NewAnswers, segments_of
 from eagle_plugin.learning.deploy import watch_command
 from eagle_plugin.learning.deploy.counts import Counts, counts_of
 from eagle_plugin.learning.deploy.domains import DomainWatch, rounds_by_domain
@@ -130,10 +131,10 @@ def test_domains_are_counted_from_the_records(tmp_path) -> None:
         *(record(drafts, domain="other") for drafts in ([], [0, 0], None, "many", [-1, 2])),
         {"v": 1, "time": 1.0, "request": {}, "response": {"text": "A"}},
     )
-    rounds = rounds_by_domain(folder)
+    rounds = rounds_by_domain(NewAnswers(folder).take())
     assert rounds == {"code": {0: 4, 1: 4, 2: 2}, "": {0: 0, 1: 1}}
     assert Counts.of_rounds(rounds["code"]) == Counts(10, (6.0, 2.0))
-    assert rounds_by_domain(folder, since=100.0)["code"] == {0: 3, 1: 0, 2: 2}
+    assert rounds_by_domain(NewAnswers(folder).take(), since=100.0)["code"] == {0: 3, 1: 0, 2: 2}
 
 
 def test_a_drift_in_one_domain_is_found_though_the_whole_has_none(server, tmp_path, capsys) -> None:
@@ -167,13 +168,52 @@ def test_a_drift_in_one_domain_is_found_though_the_whole_has_none(server, tmp_pa
 def test_few_rounds_of_a_domain_are_joined_with_later_ones(tmp_path) -> None:
     folder = tmp_path / "capture"
     write_capture(folder, *[record([50, 50], time=10.0, domain="a")] * 15)
-    watch = DomainWatch(folder, {"a": 1.5}, None, 0.05, since=5.0)
-    (first,) = watch.judge(20.0)
+    watch = DomainWatch(NewAnswers(folder), {"a": 1.5}, None, 0.05, since=5.0)
+    (first,) = watch.judge()
     assert first.finding.drifted is None and "over 1,500 rounds, expected 1.50: too few rounds" in str(first)
     write_capture(folder, *[record([50, 50], time=30.0, domain="a")] * 15, number=2)
-    (second,) = watch.judge(40.0)
+    (second,) = watch.judge()
     assert second.finding.rounds == 3000 and second.drifted is False
-    assert watch.judge(50.0) == []
+    assert watch.judge() == []
+
+
+def test_each_answer_is_counted_once_when_it_is_recorded(tmp_path) -> None:
+    """Also one that was asked for in an interval and ended in the next, and one whose line is not whole yet."""
+    folder = tmp_path / "capture"
+    write_capture(folder, record([9, 9], domain="a"))
+    answers = NewAnswers(folder)
+    answers.skip()
+    (path,) = segments_of(folder)
+    late = (json.dumps(record([1, 2], time=1.0, domain="a")) + "\n").encode()
+    with path.open("ab") as file:
+        file.write(late + late[:20])
+    assert rounds_by_domain(answers.take()) == {"a": {0: 1, 1: 2}}
+    with path.open("ab") as file:
+        file.write(late[20:])
+    write_capture(folder, record([5], domain="b"), number=2)
+    assert rounds_by_domain(answers.take()) == {"a": {0: 1, 1: 2}, "b": {0: 5}}
+    assert rounds_by_domain(answers.take()) == {}
+    path.unlink()
+    assert rounds_by_domain(answers.take()) == {}
+
+
+def test_a_watch_outlives_a_server_that_is_started_again(server, capsys, monkeypatch) -> None:
+    url, shown = server
+    drifted = TEXT.format(rounds=20_000, first=2000, second=100)
+    shown["text"] = TEXT.format(rounds=10_000, first=1000, second=50)
+    looks = []
+
+    def sleep(seconds: float) -> None:
+        looks.append(seconds)
+        shown["text"] = drifted if len(looks) == 10 else "up 1\n"
+
+    monkeypatch.setattr(watch_command.time, "sleep", sleep)
+    arguments = ["watch", url, "--expect", "2", "--every", "1"]
+    assert main(arguments) == 1 and len(looks) == 10
+    assert "9 of at most 10 times in a row" in capsys.readouterr().out
+    looks.clear()
+    drifted, shown["text"] = "up 1\n", TEXT.format(rounds=10_000, first=1000, second=50)
+    assert main(arguments) == 2 and len(looks) == 10
 
 
 def test_hours_are_for_captures_that_are_judged_once() -> None:

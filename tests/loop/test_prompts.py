@@ -82,3 +82,17 @@ def test_of_own_prompts_the_first_question_is_asked(tmp_path: Path, monkeypatch:
     with pytest.raises(LoopError, match="found 1 different prompts, wanted 300 \\+ 40"):
         write_prompts(path, 300, 40, tmp_path / "a", tmp_path / "b")
     assert not (tmp_path / "a").exists() and not (tmp_path / "b").exists()
+
+
+def test_what_is_chosen_of_private_prompts_is_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own, measured = tmp_path / "own.jsonl", tmp_path / "measured.jsonl"
+    own.write_text("".join(format_prompt(prompt(f"question {number}")) for number in range(20)))
+    tokenizer = SimpleNamespace(chat_template="x", apply_chat_template=lambda chat, **_: [1, 2])
+    monkeypatch.setattr(target_files, "load_tokenizer", lambda target: tokenizer)
+    for mode in (0o600, 0o644):
+        own.chmod(mode)
+        write_prompts(own, 10, 5, tmp_path / "prompts.jsonl", measured)
+        write_held_out_rows(measured, tmp_path, tmp_path / "rows.jsonl")
+        for name in ("prompts.jsonl", "measured.jsonl", "rows.jsonl"):
+            assert (tmp_path / name).stat().st_mode & 0o777 == mode, name
+            (tmp_path / name).unlink()

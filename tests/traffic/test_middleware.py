@@ -183,6 +183,39 @@ def test_an_answer_that_is_too_long_is_counted_and_passes(monkeypatch: pytest.Mo
     assert len(sent) == 6 and not kept.exchanges and kept.dropped == {"too_large": 1}
 
 
+def test_all_copies_together_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two answers that run at the same time, of which the second finds no room; a third one, later, has it again."""
+    monkeypatch.setattr(middleware, "MOST_COPIED", 700)
+    kept = Kept()
+
+    async def all_of_them() -> None:
+        waiting, both = [], asyncio.Event()
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            await receive()
+            headers = [(b"content-type", middleware.EVENTS)]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            await send({"type": "http.response.body", "body": b"x" * 400, "more_body": True})
+            waiting.append(1)
+            if len(waiting) == 2:
+                both.set()
+            await both.wait()
+            await send({"type": "http.response.body", "body": b"y"})
+
+        async def receive() -> Any:
+            return {"type": "http.request", "body": b"{}"}
+
+        async def send(message: Any) -> None: ...
+
+        app = CaptureMiddleware(app, kept)
+        await asyncio.gather(*(app(scope(), receive, send) for _ in range(2)))
+        await app(scope(), receive, send)
+
+    asyncio.run(all_of_them())
+    assert [len(exchange.answer) for exchange in kept.exchanges] == [401, 401]
+    assert kept.dropped == {"queue_full": 1}
+
+
 def test_a_server_below_a_root_path() -> None:
     kept = Kept()
     run(streams(EVENTS, ends=True), kept, scope(root="/api"))
@@ -255,14 +288,6 @@ def test_accepted_drafts_come_with_the_answer_of_their_request(streamed: bool, m
     for _ in range(2):
         run(app, kept, scope())
     assert [exchange.accepted_drafts for exchange in kept.exchanges] == [[3, 1, 0], []]
-
-
-def test_counts_that_nobody_takes_make_place() -> None:
-    noted = AcceptedDrafts(most=2)
-    for name in "abc":
-        noted.note(name, [1])
-    assert [noted.take(b'{"id": "%s"}' % name.encode()) for name in "abc"] == [None, [1], [1]]
-    assert noted.take(b'{"object": "list"}') is None
 
 
 def test_what_the_engine_asks_itself_as_it_starts_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:

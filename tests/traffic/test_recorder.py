@@ -147,6 +147,9 @@ def test_a_missing_filter_is_refused_with_the_settings_that_help(
 def test_metrics_count_what_is_new() -> None:
     assert PREFIX == metric_registry.PREFIX
     shown = CaptureMetrics("m")
+    for reason in ("queue_full", "write_error", "failed", "writer_ended"):  # deploy/config/alerts.yml
+        sample = REGISTRY.get_sample_value("eagle_plugin:capture_dropped_total", {"model_name": "m", "reason": reason})
+        assert sample == 0, reason
     shown.update(Counter({"records": 3, "bytes": 900, "dropped:opt_out": 1}))
     shown.update(Counter({"records": 5, "bytes": 900, "dropped:opt_out": 1, "dropped:aborted": 2}))
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from eagle_plugin.heads.manifest import describe_target
 from eagle_plugin.sglang import traffic as sglang
 from eagle_plugin.traffic import middleware
 from eagle_plugin.traffic.accepted_drafts import AcceptedDrafts
@@ -51,15 +53,73 @@ def test_a_name_is_found_in_the_cache_of_the_hub(tmp_path: Path, monkeypatch: py
     assert here.located() == here and here.name == tmp_path.name
 
 
-def test_it_reaches_the_writer_with_the_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[CaptureSettings] = []
-    monkeypatch.setattr(middleware, "Recorder", lambda settings, show: made.append(settings))
-    monkeypatch.setattr(middleware, "CaptureMetrics", lambda model: SimpleNamespace(update=None))
-    monkeypatch.setattr(CaptureMiddleware, "served", ServedTarget.of(str(tmp_path)))
+def test_a_snapshot_of_the_hub_is_called_as_on_the_hub(tmp_path: Path) -> None:
+    snapshot = tmp_path / "models--org--My-Model-8B" / "snapshots" / "0e9e39f249a16976918f6564b8830bc894c89659"
+    snapshot.mkdir(parents=True)
+    (tmp_path / "link").symlink_to(snapshot)
+    for folder in (snapshot, tmp_path / "link", f"{snapshot}/"):
+        assert ServedTarget.of(str(folder)).name == describe_target(folder)["name"] == "My-Model-8B"
+    assert describe_target(tmp_path)["name"] == tmp_path.name
+
+
+class Made:
+    """In place of a recorder."""
+
+    all: list[Made] = []
+
+    def __init__(self, settings: CaptureSettings, show: Any) -> None:
+        self.settings, self.closed = settings, 0
+        self.all.append(self)
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+@pytest.fixture
+def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Made]:
+    """The recorders that middlewares of this test make, and no metrics."""
+    monkeypatch.setattr(Made, "all", [])
+    monkeypatch.setattr(middleware, "Recorder", Made)
+    monkeypatch.setattr(middleware, "CaptureMetrics", lambda model: SimpleNamespace(update=model))
+    monkeypatch.setattr(CaptureMiddleware, "_recorders", [])
     monkeypatch.setenv("EAGLE_CAPTURE", str(tmp_path))
+    return Made.all
+
+
+def test_it_reaches_the_writer_with_the_settings(
+    tmp_path: Path, made: list[Made], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CaptureMiddleware, "served", ServedTarget.of(str(tmp_path)))
     CaptureMiddleware(None)
-    assert made[0].served == ServedTarget(tmp_path.name, str(tmp_path))
-    assert CaptureSettings.from_json(made[0].to_json()) == made[0]
+    given = made[0].settings
+    assert given.served == ServedTarget(tmp_path.name, str(tmp_path))
+    assert CaptureSettings.from_json(given.to_json()) == given
+
+
+def test_each_of_several_api_servers_knows_the_target(
+    tmp_path: Path, made: list[Made], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They get the launcher's flags, with the middleware, and the environment; no plugin tells them anything before."""
+    monkeypatch.setattr(vllm, "check_writer", lambda settings: None)
+    monkeypatch.setenv("_EAGLE_CAPTURE_SERVED", "{}")
+    monkeypatch.setattr(CaptureMiddleware, "model", "")
+    monkeypatch.setattr(CaptureMiddleware, "served", None)
+    args = SimpleNamespace(model=str(tmp_path), tokenizer=None, enable_lora=False, middleware=[], **GIVEN)
+    vllm.add_middleware(args)
+    assert args.middleware == [vllm.MIDDLEWARE]
+    CaptureMiddleware.model, CaptureMiddleware.served = "", None
+    CaptureMiddleware(None)
+    vllm.add_middleware(args)  # after the plugins are loaded there
+    CaptureMiddleware(None)
+    assert [one.settings.served for one in made] == [vllm._served(args)] * 2 and args.middleware == [vllm.MIDDLEWARE]
+
+
+def test_sglang_closes_the_writer_before_it_kills_what_is_below_it(made: list[Made]) -> None:
+    CaptureMiddleware(None)
+    sglang.close_writer(os.getpid() + 1)
+    assert made[0].closed == 0
+    sglang.close_writer(os.getpid(), include_parent=False, wait_timeout=60)
+    assert made[0].closed == 1
 
 
 def test_sglang_notes_the_rounds_of_finished_requests(monkeypatch: pytest.MonkeyPatch) -> None:

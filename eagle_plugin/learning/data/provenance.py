@@ -194,11 +194,15 @@ def _card_license(card: Path) -> str | None:
 
 
 def license_in(card: Mapping[str, Any]) -> str | None:
-    """The licence that the front matter of a card names."""
+    """The licence that the front matter of a card names; `UNKNOWN` for what is neither a text nor a list of texts."""
     found = card.get("license")
     if found == "other":
         found = card.get("license_name") or found
-    return BOTH.join(map(str, found)) if isinstance(found, list) else None if found is None else str(found)
+    names: list[Any] = found if isinstance(found, list) else [found]
+    if names in ([], [None]):
+        return None
+    # Nothing else is written as a text: YAML's aliases let a card of a few lines stand for gigabytes.
+    return BOTH.join(names) if all(isinstance(name, str) for name in names) else UNKNOWN
 
 
 def _text_license(folder: Path) -> str:

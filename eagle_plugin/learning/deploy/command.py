@@ -38,7 +38,8 @@ The server loads the head between two rounds; running requests go on, and their 
 the accept lengths of the traffic with both heads are compared: if the new head's are lower (a one-sided test of level
 1 %), the server gets the old head back.
 
-exit codes: 0 the new head serves, 1 it accepted less and the old one serves again, 2 refused: the old one serves
+exit codes: 0 the new head serves, 1 it accepted less and the old one serves again, 2 refused: the old one serves, or
+the last lines say which one, if the server or the watch failed
 """
 
 
@@ -76,7 +77,7 @@ def _deploy(options: argparse.Namespace, server: ServedHead, head: Path) -> int:
     _remember(options, server)
     result: dict[str, Any] = {"head": str(head.absolute()), "before": str(old), "seconds": seconds, "serves": "new"}
     _say(options, f"{head} serves; the rounds waited for {seconds:.1f} s")
-    if before is not None and (found := _watch(options, before, head)) is not None:
+    if before is not None and (found := _watch(options, server, before, head)) is not None:
         result |= {"accept_length_before": found.before, "accept_length_after": found.after, "z": found.z}
         verdict = f"accept length {found.before:.2f} with the old head, {found.after:.2f} with the new one"
         if found.is_worse:
@@ -153,18 +154,35 @@ def _before(options: argparse.Namespace, server: ServedHead) -> Counts:
     return counts
 
 
-def _watch(options: argparse.Namespace, before: Counts, head: Path) -> Comparison | None:
+class _Restarted(DeployError):
+    """Another process serves, or another head."""
+
+
+def _check_same(server: ServedHead, facts: Mapping[str, Any], head: Path) -> None:
+    """A server that was started again has the head of its flags."""
+    now = server.read()
+    if (now.get("pid"), now["head"]) != (facts.get("pid"), facts["head"]):
+        raise _Restarted(
+            f"the server was started again, or another command gave it a head: {now['head']} serves, and {head} was "
+            "not compared; give the server the head with its flags, or run this again"
+        )
+
+
+def _watch(options: argparse.Namespace, server: ServedHead, before: Counts, head: Path) -> Comparison | None:
     """Wait until the new head has enough rounds, or the time is over; None if it had no round."""
-    begin = _counts(options.server)
+    begin, facts = _counts(options.server), server.read()
     until = time.monotonic() + 60 * options.minutes
     try:
         with progress_bar() as progress:
             while True:
                 time.sleep(LOOK_EVERY)
                 more = _counts(options.server).since(begin)
+                _check_same(server, facts, head)
                 progress(f"rounds with the new head, of {options.rounds}", min(more.rounds / options.rounds, 1.0))
                 if more.rounds >= options.rounds or time.monotonic() > until:
                     break
+    except _Restarted:
+        raise
     except (DeployError, KeyboardInterrupt):
         _say(options, f"{head} serves; it was not compared")
         raise

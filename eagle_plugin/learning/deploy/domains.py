@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from eagle_plugin.learning.data.traffic.segments import recorded_answers
+from eagle_plugin.learning.data.traffic.segments import NewAnswers
 from eagle_plugin.learning.deploy.counts import Counts
 from eagle_plugin.learning.deploy.drift import Finding, judge
 
@@ -40,28 +39,34 @@ class DomainWatch:
     """Judges the domains of recorded traffic; rounds of a domain that are too few are joined with later ones."""
 
     def __init__(
-        self, folder: Path, measured: Mapping[str, float], expect: float | None, margin: float, since: float
+        self, answers: NewAnswers, measured: Mapping[str, float], expect: float | None, margin: float, since: float = 0
     ) -> None:
-        """Begin at a moment, in seconds since 1970.
+        """Begin with the answers that were not taken yet.
 
         Args:
             measured: accept length by set of prompts; a domain of the same name is compared with it.
             expect: in place of all measured ones.
             margin: as of `judge`.
+            since: of answers that were asked for since then, in seconds since 1970.
         """
-        self._folder, self._measured, self._expect, self._margin, self._since = folder, measured, expect, margin, since
+        self._answers, self._measured, self._expect, self._margin, self._since = (
+            answers,
+            measured,
+            expect,
+            margin,
+            since,
+        )
         self._left: dict[str, Counter[int]] = {}
 
-    def judge(self, moment: float) -> list[DomainFinding]:
+    def judge(self) -> list[DomainFinding]:
         """One finding per domain of the answers since the last call, by name; answers without a domain come last.
 
-        moment: now. An answer that is under way is not counted.
+        An answer is counted once, in the interval in which it was recorded.
 
         Raises:
             DataError: the folder has a damaged record.
         """
-        rounds = rounds_by_domain(self._folder, self._since)
-        self._since = moment
+        rounds = rounds_by_domain(self._answers.take(), self._since)
         for domain, left in self._left.items():
             rounds.setdefault(domain, Counter()).update(left)
         findings = [self._judge(name, rounds[name]) for name in sorted(rounds, key=lambda name: (name == OTHER, name))]
@@ -73,14 +78,10 @@ class DomainWatch:
         return DomainFinding(domain, judge(Counts.of_rounds(rounds), expected or 1.0, self._margin), expected)
 
 
-def rounds_by_domain(folder: Path, since: float = 0.0) -> dict[str, Counter[int]]:
-    """Domain -> accepted drafts -> rounds, of the answers that were asked for since a moment and have counts.
-
-    Raises:
-        DataError: the folder has a damaged record.
-    """
+def rounds_by_domain(records: Iterable[Mapping[str, Any]], since: float = 0.0) -> dict[str, Counter[int]]:
+    """Domain -> accepted drafts -> rounds, of the answers that were asked for since a moment and have counts."""
     found: dict[str, Counter[int]] = {}
-    for _, record in recorded_answers(folder, since):
+    for record in records:
         if (drafts := _drafts(record)) and record.get("time", 0.0) >= since:
             found.setdefault(str(record.get("domain", OTHER)), Counter()).update(dict(enumerate(drafts)))
     return found

@@ -140,9 +140,7 @@ def package_files(manifest: dict[str, Any], target: Path | None, options: dict[s
     """
     engine = ENGINES[manifest["engine"]["name"]]
     algorithm = manifest["engine"]["algorithm"]
-    name = re.sub(r"[^a-z0-9]+", "-", f"{manifest['target']['name']}-{manifest['head']['name']}".lower())[:50].strip(
-        "-"
-    )
+    name = _deployed_name(manifest["target"]["name"], manifest["head"]["name"])
     mounted = MOUNTED if target is not None else "/package/target"
     verdict = manifest["measured"].get("benchmark", {}).get("verdict")
     values = {
@@ -193,6 +191,12 @@ def _learnt(training: dict[str, Any]) -> str:
 def _cell(value: object) -> str:
     """Text that ends no cell of a table and is no markup."""
     return re.sub(r"([\\`*_\[\]|<>#])", r"\\\1", " ".join(str(value).split()))
+
+
+def _deployed_name(target: str, head: str) -> str:
+    """Of the image, the Deployment and the Service, whose name must begin with a letter."""
+    name = re.sub(r"[^a-z0-9]+", "-", f"{target}-{head}".lower()).strip("-")
+    return (name if name[:1].isalpha() else f"head-{name}")[:50].strip("-")
 
 
 def _kubernetes(name: str, engine: Engine, mounted: str, volume: bool) -> str:

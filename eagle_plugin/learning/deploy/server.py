@@ -24,6 +24,7 @@ KEYS = (*Served._fields, "refuses")  # of SERVER
 ANSWER_SECONDS = 300.0  # the longest that loading a head may take
 WAKE_EVERY = 0.3  # seconds; longer than the time between two looks of a server
 MOST_WAKES = 20  # a server that answered so many requests has looked
+LATE_LOOKS = 4  # for the answer of a server that refused the request which should wake it, and was awake
 OWNER = "run this as the user of the server"
 
 
@@ -89,8 +90,14 @@ class ServedHead:
         return float(answer["seconds"])
 
     def _wait(self, number: str, began: float, waiting: Callable[[float], None]) -> dict[str, Any]:
+        before = self.read()["head"]
         for _ in range(MOST_WAKES):
-            self._wake()  # a request waits while a head is loaded
+            try:
+                self._wake()  # a request waits while a head is loaded
+            except DeployError:  # such as a limit of requests; other traffic can have woken the server
+                if (answer := self._late_answer(number, before, began)) is None:
+                    raise
+                return answer
             if (answer := self._answer(number)) is not None:
                 return answer
             waiting(time.monotonic() - began)
@@ -99,6 +106,15 @@ class ServedHead:
             f"the server at {self._url} answers requests and does not look into {self._folder}; give the URL and the "
             f"{FOLDER} of the same server, and see its log"
         )
+
+    def _late_answer(self, number: str, before: str, began: float) -> dict[str, Any] | None:
+        for _ in range(LATE_LOOKS):
+            if (answer := self._answer(number)) is not None:
+                return answer
+            time.sleep(WAKE_EVERY)
+        if self.read()["head"] != before:  # its answer could not be written, or read
+            return {"error": "", "seconds": time.monotonic() - began}
+        return None
 
     def _answer(self, number: str) -> dict[str, Any] | None:
         found = kept_object(self._folder / ANSWER)

@@ -13,13 +13,14 @@ from pathlib import Path
 from statistics import fmean
 
 from eagle_plugin.common.command_line import Parser
-from eagle_plugin.learning.data.traffic.segments import check_folder
-from eagle_plugin.learning.deploy.counts import Counts, served_counts
+from eagle_plugin.learning.data.traffic.segments import NewAnswers, check_folder
+from eagle_plugin.learning.deploy.counts import Counts, CountsError, served_counts
 from eagle_plugin.learning.deploy.domains import DomainWatch
 from eagle_plugin.learning.deploy.drift import LEAST_ROUNDS, WatchError, expected_by_domain, judge
 from eagle_plugin.models import head_folder
 
 OK, DRIFT, TOO_FEW = 0, 1, 3
+MOST_FAILED = 10  # looks at the metrics, in a row
 NO_DOMAINS = (
     "no record has counts of rounds: wait for traffic; vLLM counts them with --per-request-spec-decode-metrics summary"
 )
@@ -31,7 +32,8 @@ examples:
   eagle-plugin watch http://127.0.0.1:30000 --head out/package --captures /data/capture --every 60
 
 --once judges all rounds since the server was started. --every judges the rounds of each interval, and goes on until
-the acceptance has drifted; an interval with fewer than 2,000 rounds is joined with the next.
+the acceptance has drifted; an interval with fewer than 2,000 rounds is joined with the next. A server that does not
+answer is asked again, up to 10 times in a row.
 
 --captures also judges each domain that clients named with the header X-Eagle-Domain (docs/capture.md). A domain is
 compared with the set of prompts of the same name in the benchmark of the head.
@@ -47,12 +49,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     expected = _expected(options, measured)
     watch = _domain_watch(options, measured)
     before = Counts(0.0, ()) if options.once else served_counts(options.url, plain=True)
+    failed = 0
     while True:
         if not options.once:
             time.sleep(60.0 * options.every)
-        now = served_counts(options.url, plain=True)
+        try:
+            now, failed = served_counts(options.url, plain=True), 0
+        except CountsError as error:  # such as a server that is being started again
+            failed += 1
+            if options.once or failed == MOST_FAILED:
+                raise
+            print(f"{error}; {failed} of at most {MOST_FAILED} times in a row", flush=True)
+            continue
         finding = judge(now.since(before), expected, options.margin)
-        domains = watch.judge(time.time()) if watch else []
+        domains = watch.judge() if watch else []
         for one in domains:
             print(one, flush=True)
         if watch and not domains:
@@ -120,10 +130,11 @@ def _expected(options: argparse.Namespace, by_domain: Mapping[str, float]) -> fl
 def _domain_watch(options: argparse.Namespace, measured: Mapping[str, float]) -> DomainWatch | None:
     if options.captures is None:
         return None
-    since = time.time() if options.every is not None else 0.0
-    if options.hours is not None:
-        since = time.time() - 3600.0 * options.hours
-    return DomainWatch(check_folder(options.captures), measured, options.expect, options.margin, since)
+    answers = NewAnswers(check_folder(options.captures))
+    if options.every is not None:
+        answers.skip()
+    since = 0.0 if options.hours is None else time.time() - 3600.0 * options.hours
+    return DomainWatch(answers, measured, options.expect, options.margin, since)
 
 
 def _advice(options: argparse.Namespace) -> str:

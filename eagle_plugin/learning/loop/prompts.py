@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from eagle_plugin.common.atomic_io import write_output
+from eagle_plugin.common.atomic_io import inherit_privacy, write_output
 from eagle_plugin.common.errors import UserError
 from eagle_plugin.learning.data.provenance import of_prompts, read_sources, write_sources
 from eagle_plugin.learning.data.rows import TokenRow, format_row
@@ -52,13 +52,14 @@ def write_prompts(own: Path | None, count: int, held_out: int, traffic: Path, me
             f"give more, or less with --count and --held-out (traffic.count and traffic.held_out in a recipe)"
         )
     train, rest = chosen
-    write_output(measured, [format_prompt(replace(prompt, split="val")) for prompt in rest])
     val = min(count // 2, max(VAL_DOCUMENTS, count // 50))
-    write_sources(traffic, {NAME: SOURCES["code"]} if own is None else of_prompts(read_sources(own)))
-    write_output(
-        traffic,
-        [format_prompt(replace(one, split="val" if place < val else "train")) for place, one in enumerate(train)],
-    )
+    with inherit_privacy(*([] if own is None else [own])):
+        write_output(measured, [format_prompt(replace(prompt, split="val")) for prompt in rest])
+        write_sources(traffic, {NAME: SOURCES["code"]} if own is None else of_prompts(read_sources(own)))
+        write_output(
+            traffic,
+            [format_prompt(replace(one, split="val" if place < val else "train")) for place, one in enumerate(train)],
+        )
 
 
 def split_prompts(prompts: Sequence[Prompt], count: int, held_out: int) -> tuple[list[Prompt], list[Prompt]] | None:
@@ -120,4 +121,5 @@ def write_held_out_rows(measured: Path, target: Path, rows: Path) -> None:
         ids = chat_ids(tokenizer, question_of(prompt), (prompt.messages or [])[:-1])
         return format_row(TokenRow(f"{prompt.id}#0", prompt.source, ids, [], "", "val"))
 
-    write_output(rows, map(line, read_prompts(measured)))
+    with inherit_privacy(measured):
+        write_output(rows, map(line, read_prompts(measured)))

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from private_values import VALUES, sentence
 
 from eagle_plugin.learning.data.privacy.decoded import DEEPEST, Decoded
+from eagle_plugin.learning.data.privacy.keys import KEYS
 from eagle_plugin.learning.data.privacy.redact import redact
 from eagle_plugin.learning.data.privacy.scanner import Scanner
 
@@ -168,3 +169,50 @@ def test_the_work_for_a_long_text_does_not_grow_with_its_square(name: str, scann
     (changed,), counts = redact([text], scanner)
     assert counts.total() == findings
     assert bool(findings) or changed == text
+
+
+@pytest.mark.parametrize(
+    ("type", "text", "value"),
+    [
+        ("CREDIT_CARD", "my card 4111\u00a01111\u00a01111\u00a01111, thanks", "4111 1111 1111 1111"),
+        ("CREDIT_CARD", "my card ４１１１ １１１１ １１１１ １１１１", "4111 1111 1111 1111"),
+        ("CREDIT_CARD", "my card ٤١١١١١١١١١١١١١١١", "4111111111111111"),
+        ("CREDIT_CARD", "my card 4111&#32;1111&#x20;1111 1111", "4111 1111 1111 1111"),
+        ("IBAN", "IBAN DE89\u202f3704\u202f0044\u202f0532\u202f0130\u202f00", "DE89 3704 0044 0532 0130 00"),
+        ("EMAIL", "write to anna.\u00adberg\u200b@firma.de", "anna.berg@firma.de"),
+        ("EMAIL", "write to anna.berg&#64;firma.de", "anna.berg@firma.de"),
+        ("EMAIL", "write to ａｎｎａ＠ｆｉｒｍａ．ｄｅ", "anna@firma.de"),
+        ("PHONE", "call +1\u00a0415\u2060-732-6094", "+1 415-732-6094"),
+    ],
+)
+@pytest.mark.parametrize("times", [0, 1, 2])
+def test_a_value_in_other_characters_is_found_and_replaced_whole(
+    type: str, text: str, value: str, times: int, scanner: Scanner
+):
+    given = nested(text, times)
+    (changed, plain), found = redact([given, f"again {value}, thanks"], scanner)
+    assert set(found) == {type} and plain == f"again <{type}_1>, thanks"
+    before, after = text.split(" ")[0], text.rpartition(",")[2] if "," in text else ""
+    assert innermost(changed, times).startswith(before) and innermost(changed, times).endswith(
+        f"<{type}_1>{after and ',' + after}"
+    )
+
+
+@pytest.mark.parametrize(
+    "text", ["10² and x³ are 4½", "密码：未设置，谢谢", "a：b", "naïve café &#0; &#xD800; &amp; &#9999999;", "①②"]
+)
+def test_other_characters_stay_as_they_are(text: str, scanner: Scanner):
+    decoded = Decoded(text)
+    assert [text[start:end] for start, end in pairwise(decoded.places)] == list(decoded.text) or "&#" in text
+    assert redact([text], scanner)[0] == [text]
+    assert not {"102", "x3", "12"} & set(decoded.text.split())
+
+
+def test_a_token_does_not_begin_within_the_characters_of_one():
+    """Else each of many beginnings reads on to the end: "-eyJaaaaaaaa" took the square of its repetitions."""
+    jwt = next(one for one in KEYS if one.type == "JWT")
+    token = "eyJ" + "hbGciOiJIUzI1NiJ9." + "eyJ" + "zdWIiOiJ4In0." + "c2lnbmF0dXJlLW9mLXg"
+    for before in ("", "Bearer ", "令牌", '"', "="):
+        assert jwt.regex.search(before + token)
+    for before in ("-", "a-"):
+        assert not jwt.regex.search(before + token)

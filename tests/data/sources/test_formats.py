@@ -109,6 +109,15 @@ def test_of_an_answer_that_the_client_began_the_prompt_is_kept(field: dict[str, 
             normalise(record, True)
 
 
+@pytest.mark.parametrize("field", [{"documents": ["x"]}, {"add_special_tokens": True}, {"documents": []}])
+def test_an_answer_to_another_prompt_is_left_out(field: dict[str, Any], write_lines: Callable[..., str]):
+    choices = [{"message": {"role": "assistant", "content": "A"}, "finish_reason": "stop"}]
+    request = {"messages": [{"role": "user", "content": "Hi"}]} | field
+    for line in (request | {"choices": choices}, capture(request, json.dumps({"choices": choices}))):
+        (record,) = read(write_lines(line))
+        assert record.messages == request["messages"] and (record.answer is None) == any(field.values())
+
+
 def test_text_generation_and_lists_of_prompts(write_lines: Callable[..., str]):
     (record,) = read(write_lines(LINES["sagemaker text generation"][1]))
     assert (record.prompt, record.sampling, record.answer and record.answer.text) == ("Once", {"max_tokens": 9}, "upon")

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
+from captured_traffic import answered, chat, exchange
 
 from eagle_plugin.learning.data.rows import DataError
 from eagle_plugin.learning.data.traffic import segments
 from eagle_plugin.learning.data.traffic.command import main
-from eagle_plugin.learning.data.traffic.segments import SegmentWriter, counts_of, segments_of
+from eagle_plugin.learning.data.traffic.segments import COUNTS, SegmentWriter, counts_of, segments_of
+from eagle_plugin.learning.data.traffic.writer import TrafficWriter
 
 LINE = b'{"v":1,"time":%d,"request":{"prompt":"%s"},"response":{"text":"A"}}\n'
 
@@ -40,11 +44,64 @@ def test_segments_rotate_and_the_oldest_make_place(tmp_path: Path) -> None:
     assert b"".join(lines).endswith(kept) and len(kept) > 12_000  # the newest, whole and in order
 
 
-def test_a_record_longer_than_a_segment_has_one_of_its_own(tmp_path: Path) -> None:
+def test_a_record_larger_than_a_segment_is_dropped(tmp_path: Path, filters: Any) -> None:
+    """Others would have to make place for it: all of them, if it is as large as the limit."""
+    writer = TrafficWriter(filters("drop"), SegmentWriter(tmp_path, limit=1_600_000))
+    for size in (10, 150_000, 20):
+        writer.write(exchange(chat("Tell me " + "more " * (size // 5)), answered("Yes")))
+    assert writer.counts["records"] == 2 and writer.counts["dropped:too_large"] == 1
+    assert on_disk(tmp_path).count(b"\n") == 2
+
+
+def test_the_newest_of_a_writer_that_began_first_is_kept(tmp_path: Path) -> None:
+    """Of two writers in one folder, of which one began a day earlier."""
+    now = [1_700_000_000.0]
+    first = SegmentWriter(tmp_path, 16_000, lambda: now[0])
+    first.append(line(0))
+    now[0] += 86_400
+    second = SegmentWriter(tmp_path, 16_000, lambda: now[0])
+    second._writer += "0"
+    for number in range(1, 200):
+        now[0] += 60
+        (first, second)[number % 2].append(line(number))
+    numbers = sorted(json.loads(one)["time"] - 1_700_000_000 for one in on_disk(tmp_path).splitlines())
+    assert numbers[-1] == 199 and numbers[0] > 100
+    assert len(numbers) >= 200 - numbers[0] - 4  # but for the rest of one segment, the newest of both
+
+
+def test_a_clock_that_is_set_back_changes_no_order(tmp_path: Path) -> None:
+    now = [1_700_000_000.0]
+    writer = SegmentWriter(tmp_path, 16_000, lambda: now[0])
+    for number in range(100):
+        now[0] -= 60
+        writer.append(line(number))
+    assert on_disk(tmp_path).endswith(line(99)) and line(0) not in on_disk(tmp_path)
+
+
+def test_a_segment_that_a_network_file_system_has_lost_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     writer = SegmentWriter(tmp_path, limit=16_000)
-    for one in (line(1), line(2, 4000), line(3)):
-        writer.append(one)
-    assert [len(path.read_bytes()) > 4000 for path in segments_of(tmp_path)] == [False, True, False]
+    writer.append(line(1))
+    lost = writer._file
+
+    def stale(file: int) -> os.stat_result:
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(segments.os, "fstat", stale)
+        writer.append(line(2))
+    writer.append(line(3))
+    assert lost is not None and on_disk(tmp_path) == line(1) + line(2) + line(3) and len(segments_of(tmp_path)) == 2
+
+
+@pytest.mark.parametrize(("mode", "refused"), [(0o700, False), (0o755, False), (0o770, True), (0o1777, True)])
+def test_a_folder_into_which_others_may_write_is_refused(mode: int, refused: bool, tmp_path: Path) -> None:
+    folder = tmp_path / "capture"
+    folder.mkdir()
+    folder.chmod(mode)
+    with pytest.raises(DataError, match="others may write; run: chmod 700") if refused else nullcontext():
+        SegmentWriter(folder, limit=16_000)
 
 
 def test_only_the_owner_may_read(tmp_path: Path) -> None:
@@ -129,7 +186,8 @@ def test_status_tells_what_there_is(tmp_path: Path, capsys: pytest.CaptureFixtur
     """Of two servers."""
     for number, counts in enumerate(({"filtered": 2, "dropped:opt_out": 1}, {"dropped:opt_out": 2})):
         writer = SegmentWriter(tmp_path, limit=16_000)
-        writer._name += f"{number}"
+        writer._writer += f"{number}"
+        writer._counts = tmp_path / f"capture-{number}{COUNTS}"
         writer.append(line(number * 60))
         writer.write_counts(counts)
     found = status(tmp_path, capsys)

@@ -85,6 +85,20 @@ def test_a_head_that_cannot_be_loaded_leaves_the_served_one(
         with pytest.raises(MemoryError):
             exchange_head(served, heads[1])
     assert served.drafter.model is model and generate(llm, PROMPTS, max_tokens=20) == wanted
+    captured: list[Any] = []
+
+    def fail_at_first(of: Any) -> None:
+        captured.append(of.drafter.model)
+        if len(captured) == 1:
+            raise MemoryError("no room for graphs")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(served), "capture_steps", fail_at_first)
+        with pytest.raises(MemoryError):
+            exchange_head(served, heads[1])
+    assert captured[0] is not model and captured[1:] == [model]
+    assert served.vllm_config.speculative_config.model == str(heads[0])
+    assert served.drafter.model is model and generate(llm, PROMPTS, max_tokens=20) == wanted
     exchange_head(served, heads[1])
     assert served.drafter.model is not model and generate(llm, PROMPTS, max_tokens=20) == wanted
 

@@ -8,6 +8,7 @@ import select
 from typing import Any, NamedTuple
 
 from eagle_plugin.collect.recorder import DOCUMENT, HEADER
+from eagle_plugin.traffic.detached import ServerProcess
 from eagle_plugin.traffic.frames import HEADER as COUNTS_HEADER
 
 LOOK_S = 1.0  # between two looks whether the server is there, within a frame
@@ -28,10 +29,10 @@ class Incoming(NamedTuple):
 class Pipe:
     """Reads frames of `collect.recorder`.
 
-    server: its process id; a fork of it may hold the pipe open when it is gone. None: nobody looks.
+    server: a fork of it may hold the pipe open when it is gone. None: nobody looks.
     """
 
-    def __init__(self, file: int, server: int | None = None) -> None:
+    def __init__(self, file: int, server: ServerProcess | None = None) -> None:
         self._file, self._server = file, server
 
     def next(self, wait_s: float) -> Incoming | None:
@@ -73,6 +74,6 @@ class Pipe:
         """Whether something comes, or the end; raises Ended if the server is gone."""
         if select.select([self._file], [], [], wait_s)[0]:
             return True
-        if self._server is not None and os.getppid() != self._server:
+        if self._server is not None and self._server.is_gone:
             raise Ended
         return False

@@ -11,6 +11,7 @@ memory is used again. Threads hash documents and write whole shards while the ne
 from __future__ import annotations
 
 import hashlib
+import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -20,13 +21,15 @@ from typing import NamedTuple
 
 import numpy as np
 
+from eagle_plugin.learning.data.rows import DataError
 from eagle_plugin.learning.data.store.feature_store import check_manifest
 from eagle_plugin.learning.data.store.manifest import Manifest
-from eagle_plugin.learning.data.store.objects import ObjectExists, open_folder
+from eagle_plugin.learning.data.store.objects import Folder, LocalFolder, ObjectExists, open_folder
 from eagle_plugin.learning.data.store.plan import PLAN_NAME
 from eagle_plugin.learning.data.store.shards import Document, Entry, Layout, encode_into, write_shard
 
 RANK = 999  # in the names of these shards: `data features` has ranks from 0 on
+LEAST_FREE = 1 << 30  # bytes of a disk that a store leaves: others of the machine need them
 RETRIES = 100  # of a name that another server has taken in the same millisecond
 THREADS = 4  # that hash and write
 
@@ -45,6 +48,21 @@ class _Shard:
     def __init__(self, memory: np.ndarray) -> None:
         self.memory, self.used = memory, 0
         self.documents: list[tuple[Entry, memoryview, Future[str]]] = []
+
+
+def check_room(folder: Folder, size: int) -> None:
+    """Raises DataError where so many bytes would fill the disk of a store; of an object store nobody knows."""
+    if not isinstance(folder, LocalFolder):
+        return
+    try:
+        free = shutil.disk_usage(folder.path).free
+    except OSError:  # of a folder that does not exist yet, for instance; writing has its own error
+        return
+    if free < LEAST_FREE + size:
+        raise DataError(
+            f"the disk of {folder.path} has {free / 2**20:,.0f} MiB left, of which a store leaves "
+            f"{LEAST_FREE >> 20:,}; make room there"
+        )
 
 
 class OpenShards:
@@ -163,6 +181,7 @@ class OpenShards:
         return found
 
     def _name_and_write(self, documents: list[tuple[Entry, memoryview]]) -> None:
+        check_room(self._folder, sum(len(place) for _, place in documents))
         names = (PLAN_NAME.fullmatch(name) for name in self._folder.names())
         plan = 1 + max((int(one[1]) for one in names if one), default=-1)
         for tried in range(RETRIES):

@@ -33,6 +33,7 @@ from eagle_plugin.learning.data.rows import MIN_RESPONSE, DataError
 from eagle_plugin.learning.data.store.manifest import Manifest
 from eagle_plugin.learning.data.store.shards import Document, Entry, Layout, encode_into
 from eagle_plugin.learning.data.target_identity import target_digests
+from eagle_plugin.traffic.detached import ServerProcess, detach
 from eagle_plugin.traffic.metrics import DROPPED
 from eagle_plugin.traffic.writer_process import writer_settings
 
@@ -42,6 +43,9 @@ TELL_EVERY = 1.0  # seconds between two reports of counts
 
 def main(arguments: list[str]) -> int:
     """Run until the input ends; with the argument `--check` only start."""
+    leave = None if "--check" in arguments else detach()
+    server = ServerProcess()
+    os.umask(0o077)  # the states, and the token ids beside them, are for the user of the server
     settings = CollectSettings.from_json(writer_settings())
     for number in (signal.SIGINT, signal.SIGTERM):  # of the server's group; what is queued is written first
         signal.signal(number, signal.SIG_IGN)
@@ -51,9 +55,11 @@ def main(arguments: list[str]) -> int:
     except UserError as error:
         print(json.dumps({"error": str(error)}), flush=True)
         return 2
+    if leave is not None:
+        leave()
     print(json.dumps({"version": eagle_plugin.__version__}), flush=True)
-    if "--check" not in arguments:
-        DocumentWriter(shards).run(Pipe(sys.stdin.fileno(), os.getppid()))
+    if leave is not None:
+        DocumentWriter(shards).run(Pipe(sys.stdin.fileno(), server))
     return 0
 
 

@@ -3,15 +3,21 @@
 In JSON, and in code, a text is in a string with escapes: `{"log": "user\\nanna@firma.de"}`. There the letter of an
 escape is no part of the word after it. So the strings are decoded, and strings within them too (JSON in JSON). What is
 found is replaced at its place in the given text: all other bytes stay as they are.
+
+A character can also be written in other ways, which a reader does not see: with invisible ones between, as a wide form,
+as a digit or a space of another script, as an entity of HTML. Each is searched in its plain form.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import unicodedata
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
+from functools import cache
+from itertools import chain
 
 DEEPEST = 12  # strings within strings; each level doubles the number of backslashes
 INSIDE = -1  # a run of characters in a string of JSON, or in a text that is no JSON
@@ -24,6 +30,10 @@ _JSON_ESCAPE = re.compile(
 _LETTERS = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
 # A character as code writes it outside of a string of JSON: with other quotes, or any number of backslashes.
 _CODE_ESCAPE = re.compile(r"(?<!\\)\\+(?:([nrtbfv])|u([0-9A-Fa-f]{4})|([\"'/]))")
+
+_ENTITY = r"&#(?:[xX]([0-9a-fA-F]{1,6})|([0-9]{1,7}));"  # a character as HTML has it by its number
+_WITH_FORMS = (range(0x80, 0xD800), range(0xE000, 0x20000), range(0xE0000, 0xE1000))  # code points beside CJK
+_WIDE_MARKS = frozenset("＠．－＋＿")  # others, such as the wide colon and comma, have a meaning for the recognisers
 
 _NUMBER = re.compile(r"-?\d[\d.eE+-]*")
 _OF_NUMBERS = frozenset("0123456789.eE+-")
@@ -48,7 +58,7 @@ class Decoded:
         self._code = code
         self.text: str = given
         self.places: Sequence[int] = range(len(given) + 1)
-        if "\\" in given or _may_be_json(given):
+        if "\\" in given or _may_be_json(given) or _has_other_forms(given):
             self._pieces: list[str] = []
             self._starts = array("q")
             self._add(given, array("q", self.places), 0, INSIDE)
@@ -128,6 +138,14 @@ class Decoded:
         self._copy(text[start:stop], places[start:stop])
 
     def _copy(self, text: str, places: array[int]) -> None:
+        end = 0
+        for found in _forms()[0].finditer(text) if _has_other_forms(text) else ():
+            plain, at = _plain(found), found.start()
+            self._append(text[end:at] + plain, places[end : at + len(plain)])
+            end = found.end()
+        self._append(text[end:], places[end:])
+
+    def _append(self, text: str, places: array[int]) -> None:
         self._pieces.append(text)
         self._starts += places[: len(text)]
 
@@ -169,6 +187,42 @@ def _decode_string(inner: str, places: array[int]) -> tuple[str, array[int]] | N
     pieces.append(inner[end:])
     starts += places[end:]
     return "".join(pieces), starts
+
+
+def _has_other_forms(text: str) -> bool:
+    return "&#" in text or not text.isascii() and _forms()[0].search(text) is not None
+
+
+def _plain(found: re.Match[str]) -> str:
+    """The plain form of what the expression of `_forms` has found; "" for what is not seen."""
+    code = found[1] or found[2]
+    letter = _letter(min(int(code, 16 if found[1] else 10), 0x10FFFF)) if code else found[0]
+    return _forms()[1].get(letter, letter)
+
+
+@cache
+def _forms() -> tuple[re.Pattern[str], dict[str, str]]:
+    """An expression for characters that can have a plain form, and these forms."""
+    letters = map(chr, chain.from_iterable(_WITH_FORMS))
+    plain = {letter: form for letter in letters if (form := _plain_form(letter)) != letter}
+    # Python's expressions look a character up in a table only if it has two bytes; of others a range is fast.
+    low = "".join(letter for letter in plain if letter < "\U00010000")
+    return re.compile(f"[{re.escape(low)}\U00010000-\U0010ffff]|{_ENTITY}"), plain
+
+
+def _plain_form(letter: str) -> str:
+    kind = unicodedata.category(letter)
+    if kind == "Cf":  # soft hyphens, joiners, marks of direction
+        return ""
+    if kind == "Zs":
+        return " "
+    if kind == "Nd":
+        return str(unicodedata.decimal(letter))
+    form = unicodedata.decomposition(letter).partition(" ")[0]
+    if form == "<font>" or form == "<wide>" and (letter.isalpha() or letter in _WIDE_MARKS):
+        plain = unicodedata.normalize("NFKC", letter)
+        return plain if len(plain) == 1 else letter
+    return letter
 
 
 def _letter(code: int) -> str:

@@ -9,7 +9,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
@@ -77,6 +77,10 @@ class PrivacyFilter:
     def decodes(self) -> bool:
         """Whether token ids can be filtered: there is a tokenizer."""
         return self._tokenizer is not None
+
+    def remembering(self) -> AbstractContextManager[None]:
+        """While the block runs, a text is read once: the answers to one request have their prompt in common."""
+        return self._scanner.remembering() if self._scanner else nullcontext()
 
     def passes(self, text: str) -> bool:
         """Whether a short text has no private data; a name such as that of a domain is remembered."""

@@ -47,7 +47,8 @@ KEYS = (
     pattern("PYPI_TOKEN", "pypi-ageichlwas", rf"{_EDGE}pypi-AgEIcHlwaS[\w-]{{50,}}"),
     pattern("NPM_TOKEN", "npm_", rf"{_EDGE}npm_[A-Za-z0-9]{{36}}{_STOP}"),
     pattern("SENDGRID_KEY", "sg.", rf"{_EDGE}SG\.[\w-]{{22}}\.[\w-]{{43}}"),
-    pattern("JWT", "eyj", rf"{_EDGE}eyJ[\w-]{{8,}}\.[\w-]{{4,}}\.[\w-]{{8,}}"),
+    # Not after any of its own characters: then each of them is read once, however many begin with eyJ.
+    pattern("JWT", "eyj", r"(?<![A-Za-z0-9_-])eyJ[A-Za-z0-9_-]{8,2000}\.[A-Za-z0-9_-]{4,}\.[A-Za-z0-9_-]{8,}"),
     pattern(
         "PRIVATE_KEY",
         "private key-----",

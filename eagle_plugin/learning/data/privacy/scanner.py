@@ -6,6 +6,7 @@ import importlib
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 
@@ -48,6 +49,7 @@ class Scanner:
 
     def __init__(self, recogniser: str | None = None, phone_regions: Sequence[str] = PHONE_REGIONS) -> None:
         self._user = load_user_recogniser(recogniser) if recogniser else None
+        self._remembered: dict[str, Reading] | None = None
         try:
             self._recognisers = load_recognisers()
             self._checks = load_checks()
@@ -58,8 +60,24 @@ class Scanner:
                 "run: pip install 'eagle-plugin[privacy]', or switch the filter off with --privacy off"
             ) from error
 
+    @contextmanager
+    def remembering(self) -> Iterator[None]:
+        """While the block runs, a text is read once; for rows with much in common."""
+        self._remembered = {}
+        try:
+            yield
+        finally:
+            self._remembered = None
+
     def read(self, text: str) -> Reading:
         """The private data in the text. Overlapping findings become one, with the type of the longest."""
+        if self._remembered is None:
+            return self._read(text)
+        if text not in self._remembered:
+            self._remembered[text] = self._read(text)
+        return self._remembered[text]
+
+    def _read(self, text: str) -> Reading:
         view = Decoded(text)
         found = [*self._find_in(view.text), *_find_quoted(view)]
         merged = _merge(found)

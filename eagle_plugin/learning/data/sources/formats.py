@@ -15,7 +15,13 @@ from eagle_plugin.learning.data.rows import DataError, are_ids
 from eagle_plugin.learning.data.sources.answers import UNFINISHED, RecordedAnswer, read_answers
 from eagle_plugin.learning.data.sources.conversation import Unusable
 from eagle_plugin.learning.data.sources.record_files import LocatedObject, SkippedRecord, read_objects
-from eagle_plugin.learning.data.sources.request_fields import continues_answer, read_date, read_sampling, read_tools
+from eagle_plugin.learning.data.sources.request_fields import (
+    changes_prompt,
+    continues_answer,
+    read_date,
+    read_sampling,
+    read_tools,
+)
 from eagle_plugin.learning.data.sources.responses_api import responses_messages, responses_tools
 
 FORMATS = {
@@ -162,6 +168,8 @@ def _parse_request(body: Any, where: str) -> list[Record]:
     sampling, changes = read_sampling(body)
     base = Record(where, "", tools=read_tools(body), sampling=sampling, changes=changes, date=read_date(body))
     answers = read_answers(body)
+    if answers and changes_prompt(body):
+        answers, base = {}, replace(base, changes=(*changes, "answer to a changed prompt left out"))
     if isinstance(body.get("messages"), list):
         return [replace(base, messages=body["messages"], answer=answers.get(0), continues=continues_answer(body))]
     given = body.get("prompt", body.get("inputs"))
@@ -180,6 +188,8 @@ def _parse_request(body: Any, where: str) -> list[Record]:
 
 def _with_answers(records: list[Record], answers: dict[int, RecordedAnswer], body: dict[str, Any]) -> list[Record]:
     """The records with the first answer to each: a request for n answers per prompt has n choices per prompt."""
+    if changes_prompt(body):
+        return records
     n = body.get("n")
     n = n if type(n) is int and n > 0 else 1
     return [replace(record, answer=answers.get(i * n, record.answer)) for i, record in enumerate(records)]

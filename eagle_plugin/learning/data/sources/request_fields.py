@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from datetime import datetime, timezone
 from typing import Any
@@ -23,6 +24,7 @@ NUMERIC_SAMPLING = {
 LAST_SECOND = 1 << 32  # of 2106; milliseconds are far above it
 SAMPLING = (*NUMERIC_SAMPLING, "stop", "chat_template_kwargs", "reasoning_effort", "tool_choice", "response_format")
 RENAMED = {name: "max_tokens" for name in ("max_completion_tokens", "max_new_tokens", "max_output_tokens")}
+PROMPT_CHANGES = ("documents", "chat_template", "truncate_prompt_tokens", "session_params")
 
 
 def read_sampling(body: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -49,6 +51,21 @@ def _is_within(value: Any, name: str) -> bool:
 def continues_answer(body: dict[str, Any]) -> bool:
     """Whether the last message of a request is the beginning of the answer, which the client gave."""
     return bool(body.get("continue_final_message")) or body.get("add_generation_prompt") is False
+
+
+def changes_prompt(body: dict[str, Any]) -> bool:
+    """Whether a request has fields, of vLLM or SGLang, with which its prompt is not what its messages or text give.
+
+    Its recorded answer is then one to another prompt.
+    """
+    special = body.get("add_special_tokens")
+    is_chat = isinstance(body.get("messages"), list)
+    return any(body.get(name) for name in PROMPT_CHANGES) or special is not None and bool(special) == is_chat
+
+
+def size_beside_prompt(tools: Any, sampling: Any) -> int:
+    """Characters of what a record has of a request beside its prompt."""
+    return len(json.dumps([tools, sampling], ensure_ascii=False))
 
 
 def read_tools(body: dict[str, Any]) -> list[Any] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,11 +15,13 @@ from eagle_plugin.learning.data.sources.answers import RecordedAnswer, index_of,
 from eagle_plugin.learning.data.sources.conversation import Unusable
 from eagle_plugin.learning.data.sources.formats import RECORDING_VERSION, Record, parse_record
 from eagle_plugin.learning.data.sources.prompts import Prompt, normalise
+from eagle_plugin.learning.data.sources.request_fields import changes_prompt, size_beside_prompt
 from eagle_plugin.learning.data.sources.responses_api import responses_answer
 from eagle_plugin.traffic.frames import Exchange
 
 RESPONSES, GENERATE = "/v1/responses", "/generate"
 WHERE = "a recorded answer"
+MOST_BESIDE = 256 << 10  # characters of tools and sampling parameters: such as `chat_template_kwargs` they can be any
 MEDIA = ("image_data", "video_data", "audio_data", "input_embeds")  # of /generate: what is not text
 
 
@@ -30,6 +33,7 @@ class ReadExchange:
     answers: dict[int, RecordedAnswer]
     chunks: list[dict[str, Any]]  # the JSON objects of the answer: one, or those of a stream
     n: int = 1
+    is_changed: bool = False  # whether the prompt was another one than the request alone gives
 
     @property
     def is_broken(self) -> bool:
@@ -58,7 +62,10 @@ def read_exchange(exchange: Exchange) -> ReadExchange:
         found = ReadExchange(requests, answers, chunks, _positive(body.get("n")))
     if not found.answers:
         raise Unusable("answer")
-    return found
+    # Of all requests of a body these are the same.
+    if any(size_beside_prompt(one.tools, one.sampling) > MOST_BESIDE for one in found.requests[:1]):
+        raise Unusable("tools and sampling parameters")
+    return replace(found, is_changed=changes_prompt(body))
 
 
 def _read_responses(body: dict[str, Any], chunks: list[dict[str, Any]]) -> ReadExchange:
@@ -156,8 +163,14 @@ def records_of(exchange: Exchange, private: PrivacyFilter, target: dict[str, str
     except (ValueError, RecursionError, Unusable):
         yield Outcome(dropped="unusable")
         return
+    with private.remembering() if len(read.answers) > 1 else nullcontext():
+        yield from _outcomes(exchange, read, private, {"target": target} if target else {})
+
+
+def _outcomes(
+    exchange: Exchange, read: ReadExchange, private: PrivacyFilter, about: dict[str, Any]
+) -> Iterator[Outcome]:
     requests, answers = read.requests, read.answers
-    about: dict[str, Any] = {"target": target} if target else {}
     if exchange.domain and private.passes(exchange.domain):
         about["domain"] = exchange.domain
     drafts = (exchange.accepted_drafts or _accepted_drafts(read.chunks)) if len(answers) == 1 else []
@@ -172,7 +185,7 @@ def records_of(exchange: Exchange, private: PrivacyFilter, target: dict[str, str
             prompt_ids = ids.prompt.get(index) or (ids.prompt.get(None) if len(requests) == 1 else None)
             record = replace(requests[number], answer=answer)
             given_ids = prompt_ids, ids.answers.get(index)
-            yield _filtered(record, answer, exchange.time, given_ids, private, about, drafts)
+            yield _filtered(record, answer, exchange.time, given_ids, private, about, drafts, read.is_changed)
 
 
 def _filtered(
@@ -183,6 +196,7 @@ def _filtered(
     private: PrivacyFilter,
     about: dict[str, Any],
     drafts: list[int],
+    needs_ids: bool,
 ) -> Outcome:
     try:
         prompt = normalise(record, keep_responses=True)
@@ -195,6 +209,8 @@ def _filtered(
         undecoded = result.reason == UNDECODED
         return Outcome(dropped="token_ids" if undecoded else "", found=result.found.total())
     ids = None if result.found else _kept_ids(given_ids, private)
+    if needs_ids and ids is None:
+        return Outcome(dropped="unusable", found=result.found.total())
     written = _record(result.prompt, answer.finish, time, ids, about)
     if drafts:
         written["response"]["accepted_drafts"] = drafts

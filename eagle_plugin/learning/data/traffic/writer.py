@@ -25,6 +25,7 @@ from eagle_plugin.learning.data.rows import DataError
 from eagle_plugin.learning.data.target_identity import NAME, target_digests
 from eagle_plugin.learning.data.traffic.exchanges import records_of
 from eagle_plugin.learning.data.traffic.segments import SegmentWriter
+from eagle_plugin.traffic.detached import ServerProcess, detach
 from eagle_plugin.traffic.frames import Exchange, read_frame
 from eagle_plugin.traffic.metrics import DROPPED
 from eagle_plugin.traffic.served import ServedTarget
@@ -37,6 +38,9 @@ SILENCE = 5.0  # seconds
 
 def main(arguments: list[str]) -> int:
     """Run until the input ends; with the argument `--check` only start."""
+    checked = "--check" in arguments
+    leave = None if checked else detach()
+    server = ServerProcess()
     settings = CaptureSettings.from_json(writer_settings())
     for number in (signal.SIGINT, signal.SIGTERM):  # of the server's group; what is queued is written first
         signal.signal(number, signal.SIG_IGN)
@@ -45,14 +49,15 @@ def main(arguments: list[str]) -> int:
     except UserError as error:
         print(json.dumps({"error": str(error)}), flush=True)
         return 2
-    checked = "--check" in arguments
-    if checked:
+    if leave is None:
         segments.discard_counts()
+    else:
+        leave()
     print(json.dumps({"version": eagle_plugin.__version__}), flush=True)
-    if not checked:
+    if leave is not None:
         _give_way()  # not before: the server waits until the packages are imported
         target = describe(settings.served) if settings.served else None
-        TrafficWriter(private, segments, target).run(sys.stdin.buffer, os.getppid())
+        TrafficWriter(private, segments, target).run(sys.stdin.buffer, server)
     return 0
 
 
@@ -111,8 +116,8 @@ class TrafficWriter:
         self._told_at = 0.0
         self._reading_since: float | None = None
 
-    def run(self, stream: IO[bytes], server: int | None = None) -> None:
-        """Write until the stream ends, or the process `server` is no longer the parent; it sends counts every second.
+    def run(self, stream: IO[bytes], server: ServerProcess | None = None) -> None:
+        """Write until the stream ends, or the server is gone; it sends counts every second.
 
         While nothing is received, this process has nothing to lose and may be ended.
         """
@@ -133,12 +138,12 @@ class TrafficWriter:
         self._tell()
         self._segments.close()
 
-    def _end_with(self, server: int) -> None:
+    def _end_with(self, server: ServerProcess) -> None:
         """A fork of the server may hold the pipe open, so that its end does not come."""
         while True:
             time.sleep(TELL_EVERY)
             since = self._reading_since
-            if os.getppid() != server and since is not None and time.monotonic() - since > SILENCE:
+            if server.is_gone and since is not None and time.monotonic() - since > SILENCE:
                 os._exit(0)
 
     def write(self, exchange: Exchange) -> None:
@@ -149,7 +154,9 @@ class TrafficWriter:
                 self.counts["filtered"] += bool(outcome.found)
                 if outcome.dropped:
                     self.counts[DROPPED + outcome.dropped] += 1
-                if outcome.line is not None:
+                if outcome.line is not None and not self._segments.holds(outcome.line):
+                    self.counts[DROPPED + "too_large"] += 1
+                elif outcome.line is not None:
                     self._segments.append(outcome.line)
                     self.counts["records"] += 1
                     self.counts["bytes"] += len(outcome.line)
