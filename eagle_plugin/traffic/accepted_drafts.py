@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 MOST = 4096  # answers that wait; those that nobody takes, such as of routes that are not captured, make place
 ID_WITHIN = 300  # bytes of an answer, or of the first event of its stream
-META_WITHIN = 4096  # bytes at the end of one of SGLang's /generate, where the id is behind the text
+META_WITHIN = 4096  # bytes at the end of one of SGLang's /generate, where the id is after the text
 _ID = re.compile(rb'"id":\s*"([^"\\]+)"')
 
 
