@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -212,10 +213,10 @@ def test_held_out_documents_are_read_once(
     taken = Counter[str]()
     read = FeatureStore.read
 
-    def count(store: FeatureStore, entry: Entry) -> Document:
+    def count(store: FeatureStore, entry: Entry, *more: Any) -> Document:
         if entry.split == "val":
             taken[entry.id] += 1
-        return read(store, entry)
+        return read(store, entry, *more)
 
     monkeypatch.setattr(FeatureStore, "read", count)
     monkeypatch.setattr(sources, "HELD_OUT_BYTES", room)

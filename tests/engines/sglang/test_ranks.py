@@ -29,10 +29,11 @@ def test_a_size_without_memory_in_one_rank_is_captured_in_none(
 
     gathered = []
 
-    def gather(values: list[bool], mine: bool, group: str) -> None:
+    def gather(values: list[tuple[str, bool]], mine: tuple[str, bool], group: str) -> None:
         assert group == "hosts"
-        gathered.append(mine)
-        values[:] = flags if len(gathered) == 2 else [False, False]
+        name, flag = mine
+        gathered.append(flag)
+        values[:] = [(name, one) for one in (flags if len(gathered) == 2 else [False, False])]
 
     group = SimpleNamespace(world_size=2, rank_in_group=0, cpu_group="hosts")
     monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
