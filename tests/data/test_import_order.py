@@ -15,7 +15,7 @@ COMMANDS = {"builtin", "named_set", "prepare", "generate", "collect", "render", 
 ORDER = [
     {"rows"},
     {"target_files"},
-    {"masks", "target_identity", "answer_faults", "provenance"},
+    {"masks", "dialogues", "target_identity", "answer_faults", "provenance"},
     {"sources"},
     {"privacy"},
     {"traffic", "generation", "preparation_stats", "prepare_options", "store"},

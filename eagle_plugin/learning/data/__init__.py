@@ -8,7 +8,7 @@ Imports go down only, in this order (`tests/data/test_import_order.py`):
     traffic, generation, preparation_stats, prepare_options, store                 do not import each other
     privacy
     sources
-    masks, target_identity, answer_faults, provenance
+    masks, dialogues, target_identity, answer_faults, provenance
     target_files
     rows
 """
