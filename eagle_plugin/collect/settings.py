@@ -15,6 +15,9 @@ from eagle_plugin.common.url_credentials import without_credentials
 from eagle_plugin.traffic.served import ServedTarget
 
 STORE = "EAGLE_FEATURES"
+# Of an answer whose states are stored: "on"; and how many bytes of documents may wait for the writer: a client asks for
+# no more at a time.
+COLLECTS_HEADER, QUEUE_HEADER = "x-eagle-features", "x-eagle-features-queue"
 StatesForm = Literal["bfloat16", "float8"]  # of stored states: float8 has a scale per token and layer
 LEAST_QUEUE_MIB, MOST_QUEUE_MIB, QUEUE_SHARE = 1024, 16 * 1024, 32  # of the memory: the 32nd part, within these
 FORMS: tuple[StatesForm, ...] = get_args(StatesForm)

@@ -107,7 +107,7 @@ class Costs(NamedTuple):
             (levels, self.level.line(b, rows), self.draft if shape != PLAIN else 0.0),
             (1.0, (self.plain if shape == PLAIN and self.plain else self.target).line(b, shape.width), 0.0),
             (shape != PLAIN, self.extend.line(b, shape.max_accept_length), 0.0),
-            (0.0, (0.0, 0.0), self.fixed),
+            (1.0, (self.fixed, 0.0), 0.0),
         )
         return tuple((times * fixed + more, times * per_key) for times, (fixed, per_key), more in parts)
 

@@ -7,17 +7,16 @@ reads a body before the application does, so that a request that the application
 from __future__ import annotations
 
 import json
+from functools import cached_property
 from typing import Any
 
-from eagle_plugin.collect.settings import collect_settings
+from eagle_plugin.collect.settings import COLLECTS_HEADER, QUEUE_HEADER, collect_settings
 from eagle_plugin.common.asgi import Message, Receive, Send, route_of
 from eagle_plugin.runtime.request_features import read_features, text_of
 from eagle_plugin.runtime.request_sources import FIELD, RequestError, read_sources
 
 ROUTES = ("/v1/chat/completions", "/v1/completions")
 HEADER = b"x-eagle-plugin"
-COLLECTS = (b"x-eagle-features", b"on")  # of an answer whose hidden states are stored
-QUEUE = b"x-eagle-features-queue"  # bytes of documents that wait for the writer: a client asks for no more at a time
 _NAME = FIELD.encode()
 
 
@@ -40,16 +39,25 @@ class RequestMiddleware:
         headers = dict(scope["headers"])
         if headers.get(b"content-encoding", b"identity") != b"identity":
             return await self._app(scope, receive, send)
-        request = _Request(scope, receive, send, headers.get(HEADER), self.parameters)
+        request = _Request(self, scope, receive, send, headers.get(HEADER))
         await self._app(scope, request.receive, request.send)
+
+    @cached_property
+    def of_collected(self) -> list[tuple[bytes, bytes]]:
+        """Headers of an answer whose hidden states are stored."""
+        settings = collect_settings()
+        given = {COLLECTS_HEADER: "on"} | ({QUEUE_HEADER: str(settings.queue_bytes)} if settings else {})
+        return [(name.encode(), value.encode()) for name, value in given.items()]
 
 
 class _Request:
     """The two callables that an application gets."""
 
-    def __init__(self, scope: Any, receive: Receive, send: Send, header: bytes | None, parameters: str) -> None:
-        self._scope, self._receive, self._send = scope, receive, send
-        self._header, self._parameters = header, parameters
+    def __init__(
+        self, middleware: RequestMiddleware, scope: Any, receive: Receive, send: Send, header: bytes | None
+    ) -> None:
+        self._middleware, self._scope, self._receive, self._send = middleware, scope, receive, send
+        self._header = header
         self._is_read = self._is_answered = False
         self._refusal: bytes | None = None
         self._collects = False
@@ -81,7 +89,7 @@ class _Request:
         """Pass on the answer, or give our own in its place."""
         if self._refusal is None:
             if self._collects and message["type"] == "http.response.start":
-                message = {**message, "headers": [*message.get("headers", ()), *_collects()]}
+                message = {**message, "headers": [*message.get("headers", ()), *self._middleware.of_collected]}
             return await self._send(message)
         if self._is_answered:
             return
@@ -103,7 +111,8 @@ class _Request:
         given = request.pop(FIELD, None)
         if given is None and self._header is not None:
             given = self._header.decode("latin-1")
-        sources, features, parameters = read_sources(given), read_features(given), request.get(self._parameters)
+        name = self._middleware.parameters
+        sources, features, parameters = read_sources(given), read_features(given), request.get(name)
         if given is None:
             if isinstance(parameters, dict):
                 for read in (read_sources, read_features):
@@ -112,14 +121,9 @@ class _Request:
         if parameters is None:
             parameters = {}
         if isinstance(parameters, dict):  # else the engine says what is wrong
-            request[self._parameters] = parameters | {FIELD: text_of(sources, features)}
+            request[name] = parameters | {FIELD: text_of(sources, features)}
             self._collects = features is not None
         return json.dumps(request).encode()
-
-
-def _collects() -> list[tuple[bytes, bytes]]:
-    settings = collect_settings()
-    return [COLLECTS, *([(QUEUE, str(settings.queue_bytes).encode())] if settings else [])]
 
 
 def _refusal(error: RequestError) -> bytes:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kept_documents import keep_document, write_kept
 from training_runs import extract_features, recipe, run_training, weights, write_rows
 
 from eagle_plugin.learning.data.collecting.completion import GrowingStore
@@ -36,8 +37,8 @@ def collected(reference: Path, target: Path, folder: Path, unknown: int = 1, fil
         assert document.aux is not None
         aux, last = document.aux.clone(), document.last.clone()
         aux[len(aux) - unknown :], last[len(last) - unknown :] = fill, fill
-        shards.add(dataclasses.replace(document, aux=aux, last=last))
-    shards.flush()
+        keep_document(shards, dataclasses.replace(document, aux=aux, last=last))
+    write_kept(shards)
     growing = GrowingStore(str(folder), target)
     growing.look()
     assert growing.complete()[0] == len(store.entries)

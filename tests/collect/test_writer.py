@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from kept_documents import keep_document, write_kept
 from store_documents import MANIFEST, make_document, write_store
 from tiny_models import tiny_llama
 
@@ -162,12 +163,12 @@ def test_two_servers_write_beside_each_other_until_the_store_is_complete(
     write_store(tmp_path, range(4))  # of `data features`, before
     first, second = (OpenShards(str(tmp_path), MANIFEST, 2000) for _ in range(2))
     for number in range(4, 12):
-        (first, second)[number % 2].add(make_document(number))
+        keep_document((first, second)[number % 2], make_document(number))
     listed = LocalFolder(tmp_path).names()
     with monkeypatch.context() as patch:
         patch.setattr(LocalFolder, "names", lambda self: listed)  # both find the same number free
-        first.flush()
-        second.flush()
+        write_kept(first)
+        write_kept(second)
     with pytest.raises(DataError, match="is missing; run the same"):
         FeatureStore(tmp_path)
     store = growing(tmp_path, monkeypatch)
@@ -177,8 +178,8 @@ def test_two_servers_write_beside_each_other_until_the_store_is_complete(
     plans = sorted(path.name for path in tmp_path.glob("plan-*"))
     assert store.complete() == (12, []) and sorted(path.name for path in tmp_path.glob("plan-*")) == plans
     # Other rows may be added by either way.
-    first.add(make_document(20))
-    first.flush()
+    keep_document(first, make_document(20))
+    write_kept(first)
     assert growing(tmp_path, monkeypatch).complete() == (13, [])
     write_store(tmp_path, range(20, 23))
     assert len(FeatureStore(tmp_path).entries) == 15
@@ -187,9 +188,9 @@ def test_two_servers_write_beside_each_other_until_the_store_is_complete(
 def test_lost_and_damaged_shards_are_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shards = OpenShards(str(tmp_path), MANIFEST, 2000)
     for number in range(6):
-        shards.add(make_document(number))
+        keep_document(shards, make_document(number))
         if number % 2:
-            shards.flush()
+            write_kept(shards)
     growing(tmp_path, monkeypatch).complete()
     name = sorted(path.name for path in tmp_path.glob("shard-*"))[1]
     whole = (tmp_path / name).read_bytes()
@@ -200,15 +201,15 @@ def test_lost_and_damaged_shards_are_noticed(tmp_path: Path, monkeypatch: pytest
     assert [row.id for row in store.missing(rows_of(range(2, 6)))] == ["row-2", "row-3"]
     # What is collected again comes under another name; meanwhile the damaged shard may be gone or not.
     for number in (2, 3):
-        shards.add(make_document(number))
-    shards.flush()
+        keep_document(shards, make_document(number))
+    write_kept(shards)
     store.look()
     assert store.missing(rows_of(range(6))) == [] and store.complete() == (6, [name])
     assert len(FeatureStore(tmp_path).entries) == 6
     newest = sorted(tmp_path.glob("shard-*"))[-1]
     newest.unlink()
-    shards.add(make_document(2))
-    shards.flush()
+    keep_document(shards, make_document(2))
+    write_kept(shards)
     assert not newest.exists(), "the name of a lost shard is not used again"
     assert growing(tmp_path, monkeypatch).complete() == (5, [newest.name])
 
@@ -228,13 +229,13 @@ def test_a_store_leaves_room_on_its_disk(tmp_path: Path, monkeypatch: pytest.Mon
     shards = OpenShards(str(tmp_path), MANIFEST, 2000)
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=LEAST_FREE + 100))
-    shards.add(make_document(1))
+    keep_document(shards, make_document(1))
     with pytest.raises(DataError, match="has 1,024 MiB left, of which a store leaves 1,024; make room there"):
-        shards.flush()
+        write_kept(shards)
     assert not list(tmp_path.glob("shard-*"))
     monkeypatch.undo()
-    shards.add(make_document(2))
-    assert shards.flush()[0] == 1
+    keep_document(shards, make_document(2))
+    assert write_kept(shards) == 1
 
 
 def test_another_model_is_refused(tmp_path: Path) -> None:
@@ -284,11 +285,11 @@ def test_a_full_disk_drops_what_it_cannot_take_and_goes_on(tmp_path: Path, monke
 
     with monkeypatch.context() as patch:
         patch.setattr("eagle_plugin.learning.data.store.objects.create_file", full)
-        shards.add(make_document(0))
+        keep_document(shards, make_document(0))
         with pytest.raises(DataError, match="the disk of .* is full"):
-            shards.flush()
-    shards.add(make_document(1))
-    assert shards.flush()[0] == 1 and shards.waiting == 0
+            write_kept(shards)
+    keep_document(shards, make_document(1))
+    assert write_kept(shards) == 1 and shards.waiting == 0
 
 
 def test_the_process_refuses_in_one_sentence(settings: CollectSettings, tmp_path: Path) -> None:

@@ -7,10 +7,7 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Barrier, local
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +15,7 @@ import agreeing_ranks
 import pytest
 import torch
 from agreeing_ranks import LONGEST, MOST_REQUESTS, REPLAYS, ROUNDS, as_lists, random_paths
+from thread_ranks import ThreadRanks
 from torch import Tensor
 
 from eagle_plugin.runtime.ranks import HostRanks, RankAgreement
@@ -78,48 +76,30 @@ def test_one_host_asks_nobody_and_only_the_first_one_speaks() -> None:
     assert other.disabled and not logger.disabled
 
 
-class Gathers:
-    """torch's gather between two threads."""
-
-    def __init__(self) -> None:
-        self._sent: list[Any] = [None, None]
-        self._barrier = Barrier(2, timeout=30)
-        self.own = local()
-
-    def __call__(self, values: list[Any], mine: Any, group: str) -> None:
-        assert group == "hosts"
-        self._sent[self.own.rank] = mine
-        self._barrier.wait()
-        values[:] = self._sent
-        self._barrier.wait()
-
-    def run(self, each: Callable[[int], Any]) -> list[Any]:
-        def started(rank: int) -> Any:
-            self.own.rank = rank
-            return each(rank)
-
-        with ThreadPoolExecutor(2) as pool:
-            return list(pool.map(started, range(2)))
-
-
 @pytest.fixture
-def gathers(monkeypatch: pytest.MonkeyPatch) -> Gathers:
-    gathers = Gathers()
-    monkeypatch.setattr(torch.distributed, "all_gather_object", gathers)
-    return gathers
+def ranks(monkeypatch: pytest.MonkeyPatch) -> ThreadRanks:
+    """torch's gather is one between two threads."""
+    ranks = ThreadRanks()
+
+    def gather(values: list[Any], mine: Any, group: str) -> None:
+        assert group == "hosts"
+        values[:] = ranks.gather(mine)
+
+    monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
+    return ranks
 
 
 HOSTS = HostRanks(lambda: SimpleNamespace(world_size=2, cpu_group="hosts"))
 
 
-def test_hosts_hear_of_each_other_over_their_own_group(gathers: Gathers) -> None:
-    assert gathers.run(lambda rank: HOSTS.gather(rank == 1)) == [[False, True]] * 2
-    assert gathers.run(lambda rank: HOSTS.any(rank == 1)) == [True, True]
+def test_hosts_hear_of_each_other_over_their_own_group(ranks: ThreadRanks) -> None:
+    assert ranks.run(lambda rank: HOSTS.gather(rank == 1)) == [[False, True]] * 2
+    assert ranks.run(lambda rank: HOSTS.any(rank == 1)) == [True, True]
 
 
 @pytest.mark.parametrize("notices", [True, False])
 def test_a_rank_that_failed_before_a_gather_of_the_engine_meets_the_others_again(
-    gathers: Gathers, notices: bool
+    ranks: ThreadRanks, notices: bool
 ) -> None:
     """The engine gathers the addresses of captured buffers in the same group, and one rank did not come so far."""
 
@@ -131,4 +111,4 @@ def test_a_rank_that_failed_before_a_gather_of_the_engine_meets_the_others_again
         failed = rank == 1 or notices  # the engine may stumble over what it got
         return HOSTS.gather(failed), HOSTS.gather(f"rank {rank}")
 
-    assert gathers.run(each) == [([notices, True], ["rank 0", "rank 1"])] * 2
+    assert ranks.run(each) == [([notices, True], ["rank 0", "rank 1"])] * 2

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from kept_documents import keep_document, write_kept
 from token_endpoint import TokenEndpoint
 
+from eagle_plugin.collect.settings import COLLECTS_HEADER, QUEUE_HEADER
 from eagle_plugin.learning.data.collecting.shards import OpenShards
-from eagle_plugin.learning.data.generation.endpoints import COLLECTS_HEADER, FIELD, QUEUE_HEADER
+from eagle_plugin.learning.data.generation.endpoints import FIELD
 from eagle_plugin.learning.data.store.feature_store import Document, FeatureStore
 
 IDLE_S = 0.05  # without a document, after which those that wait are written
@@ -67,14 +69,14 @@ class FeatureEndpoint(TokenEndpoint):
             changed = self._change(named, self.asked)
             self.asked += 1
             if changed is not None and self._has_room(changed):
-                self._shards.add(changed)
+                keep_document(self._shards, changed)
         return [3]
 
     def _flush_when_idle(self) -> None:
         while not self._ended.wait(self._idle_s / 2):
             with self._lock:
                 if self._shards.waiting and self._shards.idle_for() >= self._idle_s:
-                    self._shards.flush()
+                    write_kept(self._shards)
                     self._queued = 0
 
     def _has_room(self, document: Document) -> bool:

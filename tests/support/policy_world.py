@@ -9,7 +9,10 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from operator import methodcaller
 
+import pytest
+
 from eagle_plugin.core.shape import PLAIN, Shape
+from eagle_plugin.policy import policy as module
 from eagle_plugin.policy.costs import CostModel, Costs, Curve, Forward, size_class
 from eagle_plugin.policy.policy import Policy
 
@@ -130,3 +133,9 @@ class World:
                 return n
             self.serve(policy, b, 1)
         return most
+
+
+def compare_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no shape be served only to compare its time."""
+    monkeypatch.setattr(module, "PLAIN_EVERY", math.inf)
+    monkeypatch.setattr(module, "COMPARED_FOR", 0)

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from feature_endpoint import FeatureEndpoint, shifted
+from kept_documents import keep_document, write_kept
 from token_endpoint import TokenEndpoint
 from training_runs import distance, launch_ranks, newest, recipe, run_training, weights, write_recipe
 
@@ -238,8 +239,8 @@ def test_a_store_that_another_run_clears_meanwhile(features, tmp_path: Path, mon
     """Its shards can go between their header and their documents, which are then asked for again."""
     url, store = str(tmp_path / "spool"), FeatureStore(features.store)
     shards, spool = OpenShards(url, store.manifest, 1 << 20), Spool(url, store.manifest, 1, 0)
-    shards.add(replace(store.read(store.entries[0]), id=spool.name(0)))
-    shards.flush()
+    keep_document(shards, replace(store.read(store.entries[0]), id=spool.name(0)))
+    write_kept(shards)
 
     def gone(name: str, start: int = 0, stop: int | None = None, read: Any = spool._folder.read) -> Any:
         if start:
@@ -273,8 +274,8 @@ def test_two_runs_share_a_store(features, tmp_path: Path) -> None:
     shards = OpenShards(url, manifest, 1 << 20)
     first, second = (Spool(url, manifest, run, 0) for run in (1, 2))
     for spool in (first, second):
-        shards.add(replace(store.read(store.entries[0]), id=spool.name(7)))
-    shards.flush()
+        keep_document(shards, replace(store.read(store.entries[0]), id=spool.name(7)))
+    write_kept(shards)
     assert list(first.take()) == [first.name(7)] and not first.take()
     assert list(second.take()) == [second.name(7)]
     assert left_in(tmp_path / "spool") == []
@@ -304,8 +305,8 @@ def test_stores_and_servers_of_another_kind_are_refused(
     with TokenEndpoint(headers={"x-eagle-features": "on"}, behaviour=lambda path, body: refuse(body)) as server:
         sentence = refused(features, tmp_path, capsys, spool, server.url)
         assert "refuses a row of" in sentence and "EAGLE_FEATURES_MAX_LENGTH" in sentence
-    shards.add(store.read(store.entries[0]))
-    shards.flush()
+    keep_document(shards, store.read(store.entries[0]))
+    write_kept(shards)
     sentence = refused(features, tmp_path, capsys, spool, "http://127.0.0.1:1")
     assert "which no training run has asked for: online training removes what it has read" in sentence
     growing = GrowingStore(spool, features.target)

@@ -49,13 +49,8 @@ class DomainWatch:
             margin: as of `judge`.
             since: of answers that were asked for since then, in seconds since 1970.
         """
-        self._answers, self._measured, self._expect, self._margin, self._since = (
-            answers,
-            measured,
-            expect,
-            margin,
-            since,
-        )
+        self._answers, self._since = answers, since
+        self._measured, self._expect, self._margin = measured, expect, margin
         self._left: dict[str, Counter[int]] = {}
 
     def judge(self) -> list[DomainFinding]:

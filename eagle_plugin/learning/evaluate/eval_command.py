@@ -29,6 +29,7 @@ from eagle_plugin.learning.data.sources.sets import SETS
 from eagle_plugin.learning.data.store.features import load_target
 from eagle_plugin.learning.data.target_files import load_tokenizer
 from eagle_plugin.learning.evaluate.measure import (
+    CPU_STEPS,
     LEAST_STEPS,
     MOST_STEPS,
     Responses,
@@ -64,7 +65,6 @@ over the prompts; the gain is over the first head, on the same prompts.
 draft steps in the name of the chain, and
 FILE-details.json in the same folder has those of all heads with their intervals and the acceptance of each position.
 """
-CPU_STEPS = 4  # drafts that are measured on a CPU; deeper ones are seldom accepted, and cost as much
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 ANOTHER_FILE = "name another file with --json"
 WIDTH = 110  # of the table in a file

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from thread_ranks import ThreadRanks
 
 from eagle_plugin.common.errors import UserError
 from eagle_plugin.core.shape import PLAIN
@@ -46,42 +45,11 @@ def test_a_size_without_memory_in_one_rank_is_captured_in_none(
     assert [size for size in (1, 2) if size not in sizes] == dropped
 
 
-class Ranks:
-    """Two ranks in threads, whose hosts gather; a rank that waits in vain fails."""
-
-    def __init__(self) -> None:
-        self._barrier = threading.Barrier(2, timeout=60)
-        self._values: list[Any] = [None, None]
-        self._own = threading.local()
-
-    def gather(self, value: Any) -> list[Any]:
-        self._values[self._own.rank] = value
-        self._barrier.wait()
-        found = list(self._values)
-        self._barrier.wait()
-        return found
-
-    def any(self, flag: bool) -> bool:
-        found = self.gather(flag)
-        assert all(isinstance(one, bool) for one in found), f"{found} do not belong together"
-        return any(found)
-
-    def run(self, each: Callable[[int], Any]) -> list[Any]:
-        """What each rank returns."""
-
-        def started(rank: int) -> Any:
-            self._own.rank = rank
-            return each(rank)
-
-        with ThreadPoolExecutor(2) as pool:
-            return list(pool.map(started, range(2)))
-
-
 @pytest.mark.parametrize("place", ["first round", "allocation", "capture"])
 def test_what_raises_in_one_rank_hands_the_server_over_in_all(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between two sizes the other rank asks whether there was memory, and the one that failed must be there too."""
     selftest = pytest.importorskip("eagle_plugin.sglang.selftest")
-    ranks = Ranks()
+    ranks = ThreadRanks()
     monkeypatch.setattr(selftest, "gather_objects", ranks.gather)
     captured: list[list[int]] = [[], []]
 
@@ -120,7 +88,7 @@ def test_what_the_user_can_correct_is_raised_without_the_other_ranks() -> None:
 @pytest.mark.parametrize("inside", [False, True])
 def test_what_raises_at_the_end_of_a_context_is_raised_in_all_ranks(inside: bool) -> None:
     """What is raised inside of it is raised in all of them already: no rank asks another one."""
-    ranks, ended = Ranks(), []
+    ranks, ended = ThreadRanks(), []
 
     @contextmanager
     def context(rank: int) -> Iterator[None]:

@@ -20,7 +20,7 @@ SHARE = 0.5  # of a queue, for all processes of a client; the rest is for others
 def sent_bytes(manifest: Manifest, tokens: int) -> int:
     """Bytes of a document in a server's queue: its states in bfloat16, and its ids as text."""
     tokens = min(tokens, manifest.max_length)
-    return tokens * (2 * manifest.hidden_size * (len(manifest.aux_layers) + 1) + TOKEN_BYTES) + FACTS_BYTES
+    return tokens * (manifest.states_bytes + TOKEN_BYTES) + FACTS_BYTES
 
 
 @dataclass

@@ -26,7 +26,7 @@ from eagle_plugin.learning.data.store.feature_store import check_manifest
 from eagle_plugin.learning.data.store.manifest import Manifest
 from eagle_plugin.learning.data.store.objects import Folder, LocalFolder, ObjectExists, open_folder
 from eagle_plugin.learning.data.store.plan import PLAN_NAME
-from eagle_plugin.learning.data.store.shards import Document, Entry, Layout, encode_into, write_shard
+from eagle_plugin.learning.data.store.shards import Entry, Layout, write_shard
 
 RANK = 999  # in the names of these shards: `data features` has ranks from 0 on
 LEAST_FREE = 1 << 30  # bytes of a disk that a store leaves: others of the machine need them
@@ -66,7 +66,7 @@ def check_room(folder: Folder, size: int) -> None:
 
 
 class OpenShards:
-    """The shards of one server; `flush` writes what was added. Made for one thread, which adds.
+    """The shards of one server. Made for one thread, which adds documents: `place`, then `keep`.
 
     Raises:
         DataError: the store is of another target or other settings, or it cannot be written.
@@ -118,30 +118,6 @@ class OpenShards:
         self._newest = self._clock()
         if self._open.used >= self._shard_bytes:
             self.send_on()
-
-    def add(self, document: Document) -> None:
-        """Add a document.
-
-        Raises:
-            DataError: it is not what the manifest asks for.
-        """
-        n, marked = len(document.ids), int(document.mask.sum())
-        place = self.place(n)
-        encode_into(document, self.manifest, place)
-        self.keep(Entry(document.id, document.source, document.split, "", 0, n, marked, ""), place)
-
-    def flush(self) -> tuple[int, int]:
-        """Write all documents into one shard; how many became whole since the last call, and their bytes.
-
-        Raises:
-            DataError: they cannot be written, and are gone.
-        """
-        self.send_on()
-        written = self.written(all=True)
-        for one in written:
-            if one.error is not None:
-                raise one.error
-        return sum(one.documents for one in written), sum(one.size for one in written)
 
     def send_on(self) -> None:
         """Let the threads write what there is; waits if they have too much already."""

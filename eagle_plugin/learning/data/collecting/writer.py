@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import sys
 import time
 from collections import Counter
@@ -21,7 +20,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-import eagle_plugin
 from eagle_plugin.collect.recorder import Facts, bytes_of
 from eagle_plugin.collect.settings import STORE, CollectSettings
 from eagle_plugin.common.errors import UserError
@@ -33,9 +31,9 @@ from eagle_plugin.learning.data.rows import MIN_RESPONSE, DataError
 from eagle_plugin.learning.data.store.manifest import Manifest
 from eagle_plugin.learning.data.store.shards import Document, Entry, Layout, encode_into
 from eagle_plugin.learning.data.target_identity import target_digests
-from eagle_plugin.traffic.detached import ServerProcess, detach
 from eagle_plugin.traffic.metrics import DROPPED
 from eagle_plugin.traffic.writer_process import writer_settings
+from eagle_plugin.traffic.writer_program import Run, run_writer
 
 IDLE = 1.0  # seconds without a document after which what there is becomes a shard
 TELL_EVERY = 1.0  # seconds between two reports of counts
@@ -43,24 +41,15 @@ TELL_EVERY = 1.0  # seconds between two reports of counts
 
 def main(arguments: list[str]) -> int:
     """Run until the input ends; with the argument `--check` only start."""
-    leave = None if "--check" in arguments else detach()
-    server = ServerProcess()
+    return run_writer(arguments, _start)
+
+
+def _start(is_check: bool) -> Run:
     os.umask(0o077)  # the states, and the token ids beside them, are for the user of the server
-    settings = CollectSettings.from_json(writer_settings())
-    for number in (signal.SIGINT, signal.SIGTERM):  # of the server's group; what is queued is written first
-        signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(1)
-    try:
-        shards = OpenShards(settings.url, manifest_of(settings), settings.shard_mib << 20)
-    except UserError as error:
-        print(json.dumps({"error": str(error)}), flush=True)
-        return 2
-    if leave is not None:
-        leave()
-    print(json.dumps({"version": eagle_plugin.__version__}), flush=True)
-    if leave is not None:
-        DocumentWriter(shards).run(Pipe(sys.stdin.fileno(), server))
-    return 0
+    settings = CollectSettings.from_json(writer_settings())
+    writer = DocumentWriter(OpenShards(settings.url, manifest_of(settings), settings.shard_mib << 20))
+    return lambda server: writer.run(Pipe(sys.stdin.fileno(), server))
 
 
 def manifest_of(settings: CollectSettings) -> Manifest:
@@ -106,19 +95,19 @@ def fault_of(found: Facts, max_length: int) -> str:
 
 def entry_of(found: Facts) -> Entry:
     """What the store says of a document."""
-    marked = int(mask_of(found).sum())
+    marked = sum(end - begin for begin, end in answers_of(found))
     return Entry(found.id, found.source, found.split, "", 0, found.rows, marked, "")
 
 
-def mask_of(found: Facts) -> Tensor:
-    """[n] bool: the tokens of answers."""
-    return response_mask([*found.earlier, (found.prompt, found.rows)], found.rows)
+def answers_of(found: Facts) -> list[tuple[int, int]]:
+    """Begin and end of each answer, in tokens."""
+    return [*found.earlier, (found.prompt, found.rows)]
 
 
 def document_of(found: Facts, states: Tensor, manifest: Manifest) -> Document:
     """The document of states [n * (A + 1) * H], those of the aux layers before the last ones."""
     n = found.rows
-    ids, mask = torch.tensor(found.ids[:n]), mask_of(found)
+    ids, mask = torch.tensor(found.ids[:n]), response_mask(answers_of(found), n)
     aux, last = states.split([len(states) - n * manifest.hidden_size, n * manifest.hidden_size])
     parts = aux.view(n, -1) if len(aux) else None, last.view(n, -1)
     return Document(found.id, found.source, found.split, ids, mask, *parts)
@@ -129,7 +118,7 @@ def write_ids(found: Facts, manifest: Manifest, place: memoryview) -> None:
     n = found.rows
     np.frombuffer(place[: 4 * n], np.int32)[:] = found.ids[:n]
     mask = np.frombuffer(place[-Layout.of(manifest, n).parts[-1][3] :], np.uint8)
-    mask[:n], mask[n:] = mask_of(found).numpy(), 0
+    mask[:n], mask[n:] = response_mask(answers_of(found), n).numpy(), 0
 
 
 class DocumentWriter:
@@ -137,7 +126,6 @@ class DocumentWriter:
 
     def __init__(self, shards: OpenShards) -> None:
         self._shards, self._manifest = shards, shards.manifest
-        self._row_bytes = 2 * self._manifest.hidden_size * (len(self._manifest.aux_layers) + 1)
         self.counts: Counter[str] = Counter()  # names as in collect/metrics.py
         self._frames = 0
         self._told: Counter[str] | None = None
@@ -166,7 +154,7 @@ class DocumentWriter:
             found = Facts(**frame.facts)
             if fault := fault_of(found, self._manifest.max_length):
                 self.counts[DROPPED + fault] += 1
-            elif frame.size != found.rows * self._row_bytes:
+            elif frame.size != found.rows * self._manifest.states_bytes:
                 raise ValueError(frame.size)
             else:
                 place = self._shards.place(found.rows)

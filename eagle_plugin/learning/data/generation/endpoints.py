@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 
+from eagle_plugin.collect.settings import COLLECTS_HEADER, QUEUE_HEADER
 from eagle_plugin.common.http_access import describe_refusal
 from eagle_plugin.common.url_credentials import without_credentials
 from eagle_plugin.learning.data.generation.waiting import PATIENCE_S, Pause, asks_to_wait
@@ -23,8 +24,7 @@ _TIMED_OUT = 408  # retried, like every 5xx
 _MISDIRECTED = (401, 403, 404, 405)  # the URL or the model name is wrong, not the prompt
 
 
-FIELD, COLLECTS_HEADER = "eagle_plugin", "x-eagle-features"  # of a request, and of an answer whose states are stored
-QUEUE_HEADER = "x-eagle-features-queue"  # of the same answer: bytes of documents that wait for the server's writer
+FIELD = "eagle_plugin"  # of a request
 
 
 def asking_for_features(

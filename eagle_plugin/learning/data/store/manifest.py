@@ -37,6 +37,11 @@ class Manifest:
     version: int = VERSION
     states: StatesForm = "bfloat16"  # in which they are stored
 
+    @property
+    def states_bytes(self) -> int:
+        """Bytes of a token's states in bfloat16, as the target computes them."""
+        return 2 * self.hidden_size * (len(self.aux_layers) + 1)
+
     def to_json(self) -> bytes:
         """The manifest as the bytes of manifest.json."""
         return (json.dumps(self._values(), indent=1) + "\n").encode()

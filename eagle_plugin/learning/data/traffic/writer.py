@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import sys
 import threading
 import time
@@ -17,7 +16,6 @@ from collections import Counter
 from pathlib import Path
 from typing import IO
 
-import eagle_plugin
 from eagle_plugin.common.errors import UserError
 from eagle_plugin.learning.data.privacy.filter import PrivacyFilter, PrivacySettings
 from eagle_plugin.learning.data.privacy.phones import PHONE_REGIONS, parse_regions
@@ -25,12 +23,13 @@ from eagle_plugin.learning.data.rows import DataError
 from eagle_plugin.learning.data.target_identity import NAME, target_digests
 from eagle_plugin.learning.data.traffic.exchanges import records_of
 from eagle_plugin.learning.data.traffic.segments import SegmentWriter
-from eagle_plugin.traffic.detached import ServerProcess, detach
+from eagle_plugin.traffic.detached import ServerProcess
 from eagle_plugin.traffic.frames import Exchange, read_frame
 from eagle_plugin.traffic.metrics import DROPPED
 from eagle_plugin.traffic.served import ServedTarget
 from eagle_plugin.traffic.settings import FOLDER, CaptureSettings
 from eagle_plugin.traffic.writer_process import writer_settings
+from eagle_plugin.traffic.writer_program import Run, run_writer
 
 TELL_EVERY = 1.0  # seconds between two reports of counts
 SILENCE = 5.0  # seconds
@@ -38,27 +37,21 @@ SILENCE = 5.0  # seconds
 
 def main(arguments: list[str]) -> int:
     """Run until the input ends; with the argument `--check` only start."""
-    checked = "--check" in arguments
-    leave = None if checked else detach()
-    server = ServerProcess()
+    return run_writer(arguments, _start)
+
+
+def _start(is_check: bool) -> Run:
     settings = CaptureSettings.from_json(writer_settings())
-    for number in (signal.SIGINT, signal.SIGTERM):  # of the server's group; what is queued is written first
-        signal.signal(number, signal.SIG_IGN)
-    try:
-        private, segments = _open(settings)
-    except UserError as error:
-        print(json.dumps({"error": str(error)}), flush=True)
-        return 2
-    if leave is None:
+    private, segments = _open(settings)
+    if is_check:
         segments.discard_counts()
-    else:
-        leave()
-    print(json.dumps({"version": eagle_plugin.__version__}), flush=True)
-    if leave is not None:
+
+    def run(server: ServerProcess) -> None:
         _give_way()  # not before: the server waits until the packages are imported
         target = describe(settings.served) if settings.served else None
         TrafficWriter(private, segments, target).run(sys.stdin.buffer, server)
-    return 0
+
+    return run
 
 
 def _give_way() -> None:
