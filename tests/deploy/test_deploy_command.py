@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.server
+import itertools
 import json
 import logging
 import shutil
@@ -41,7 +42,8 @@ class Served:
         self.share = {str(head): 0.6}  # of the rounds of a head, those that accept a draft
         self.head, self.looks, self.busy = head, True, False
         serves = ServedFacts("sglang", str(target), str(head), "EAGLE3")
-        self.mailbox = HeadMailbox(folder, serves, self.take, logging.getLogger("served"))
+        clock = itertools.count().__next__  # a second passes between two looks, whatever the machine does
+        self.mailbox = HeadMailbox(folder, serves, self.take, logging.getLogger("served"), clock)
 
     def take(self, head: Path) -> None:
         if not head.is_dir():
