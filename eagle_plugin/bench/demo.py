@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -38,9 +39,9 @@ from eagle_plugin.bench.report import (
     plain_stats,
     speculative_stats,
 )
-from eagle_plugin.bench.spec import Mode, ServerSpec
+from eagle_plugin.bench.spec import CONTEXT, Mode, ServerSpec
 from eagle_plugin.bench.speed import SpeedResult, measure_speed
-from eagle_plugin.bench.table import demo_table, print_bars, repeats_sentence, verdict_sentence
+from eagle_plugin.bench.table import demo_table, print_bars, repeats_sentence, speed_sentence, verdict_sentence
 from eagle_plugin.common.command_line import Parser
 from eagle_plugin.common.devices import usable_cores
 from eagle_plugin.core.shape import Shape
@@ -48,6 +49,7 @@ from eagle_plugin.models.shipped import question_files
 
 EQUALITY_QUESTIONS = 8  # compared in fp32 unless --thorough, spread over all groups
 EQUALITY_TOKENS = 64
+MEASURED_TOKENS, THOROUGH_TOKENS = 64, 128
 QUICK_REPEATS, QUICK_TOKENS, QUICK_QUESTIONS = 2, 32, 3
 
 
@@ -60,7 +62,11 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--topk", type=int, help="plugin: children per node")
     parser.add_argument("--draft-tokens", type=int, help="plugin: nodes that the target verifies, the root included")
     parser.add_argument("--builtin", type=parse_shape, metavar="S/K/N", help="the engine's own steps/topk/tokens")
-    parser.add_argument("--max-tokens", type=int, default=128, help="tokens per measured answer (default: 128)")
+    parser.add_argument(
+        "--max-tokens",
+        type=int,
+        help=f"tokens per measured answer (default: {MEASURED_TOKENS}, with --thorough {THOROUGH_TOKENS})",
+    )
     parser.add_argument("--threads", type=int, help="OpenMP threads of every server")
     parser.add_argument("--passes", type=int, default=1, help="how often the question set is asked (default: 1)")
     length = parser.add_mutually_exclusive_group()
@@ -78,6 +84,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     engine = ENGINES[options.engine]
     if options.threads is None:
         options.threads = engine.default_threads(usable_cores())
+    if options.max_tokens is None:
+        options.max_tokens = THOROUGH_TOKENS if options.thorough else MEASURED_TOKENS
     for name in ("max_tokens", "threads", "passes"):
         if getattr(options, name) < 1:
             parser.error(f"--{name.replace('_', '-')} is {getattr(options, name)}, wanted at least 1")
@@ -85,7 +93,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def server_specs(options: argparse.Namespace, target: Path, head: Path) -> dict[Mode, ServerSpec]:
-    """The three servers that the demo compares."""
+    """The three servers that the demo compares, for one request at a time."""
     device = chosen_device(options.device)
     plain = ServerSpec(
         target=target,
@@ -93,6 +101,8 @@ def server_specs(options: argparse.Namespace, target: Path, head: Path) -> dict[
         engine=options.engine,
         device=device,
         threads=options.threads,
+        max_running_requests=1,
+        max_total_tokens=2 * CONTEXT,  # vLLM starts only with more than one request of the context
         extra_flags=options.engine_flags,
     )
     engine = ENGINES[options.engine]
@@ -132,13 +142,15 @@ def run(options: argparse.Namespace, steps: Steps) -> DemoReport:
 
 
 def show(report: DemoReport, path: Path, steps: Steps) -> None:
-    """Write the report to `path`, print its table, and draw the picture and the answers (SVG) beside it."""
-    save(report, path)
+    """Print the table, write the report to `path`, and draw the picture and the answers (SVG) beside it."""
     steps.console.print(demo_table(report))
+    steps.log(speed_sentence(report))
+    save(report, path)
     draw(report, draw_demo, path, steps)
     if report.shown:
-        draw_answers(report, path.with_suffix(".svg"))
-        steps.log(f"the first answers as they arrived, for a browser: {path.with_suffix('.svg')}")
+        with contextlib.suppress(OSError):  # such as a full disk, which is told of the picture
+            draw_answers(report, path.with_suffix(".svg"))
+            steps.log(f"the first answers as they arrived, for a browser: {path.with_suffix('.svg')}")
 
 
 def build_report(

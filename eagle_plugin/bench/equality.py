@@ -65,13 +65,15 @@ def compare_greedy(
 ) -> Comparison:
     """Ask "plain" and "plugin" of `specs` in fp32, and compare their answers.
 
-    Nothing is timed here, so both servers run at the same time, each with half of the threads.
+    Nothing is timed here, so both servers run at the same time, each with half of the threads, and the plugin's shapes
+    are drawn at random: more of them are compared, and no costs are measured at the start.
     """
     exact: dict[Mode, ServerSpec] = {}
     for mode in ("plain", "plugin"):
         spec = specs[mode]
         threads = None if spec.threads is None else max(1, spec.threads // 2)
-        exact[mode] = replace(spec, dtype="float32", threads=threads)
+        environment = {"EAGLE_POLICY": "random", **spec.environment}
+        exact[mode] = replace(spec, dtype="float32", threads=threads, environment=environment)
     with (
         serving(exact, logs, steps) as servers,
         steps.step(f"{len(questions)} greedy answers of {max_tokens} tokens in fp32") as step,

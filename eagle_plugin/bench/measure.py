@@ -80,9 +80,10 @@ class EarlyStop:
     """
 
     ratios: Sequence[tuple[str, str]]
-    relative_width: float = 0.05  # enough if the quartiles of the first ratio are closer than this part of its median
     min_repeats: int = 3
-    max_seconds: float = float("inf")  # after this time, enough if the quartiles of every ratio are on one side of 1
+    relative_width: float = 0.05  # enough if the quartiles of the first ratio are closer than this part of its median
+    decided_seconds: float = float("inf")  # then it is enough if the quartiles of every ratio are on one side of 1
+    most_seconds: float = float("inf")  # then it is enough
     reason: str = "every repeat was made"
     began: float = field(default_factory=time.monotonic)
 
@@ -97,8 +98,11 @@ class EarlyStop:
             self.reason = f"the quartiles of {' over '.join(self.ratios[0])} are {width:.1%} of its median apart"
             return True
         seconds = time.monotonic() - self.began
-        if seconds > self.max_seconds and all(one.q1 > 1 or one.q3 < 1 for one in spreads):
+        if seconds > self.decided_seconds and all(one.q1 > 1 or one.q3 < 1 for one in spreads):
             self.reason = f"{seconds:.0f} s of measuring, and the quartiles of every ratio are on one side of 1"
+            return True
+        if seconds > self.most_seconds:
+            self.reason = f"{seconds:.0f} s of measuring"
             return True
         return False
 

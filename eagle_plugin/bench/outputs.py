@@ -124,5 +124,5 @@ def draw(document: Any, draw_picture: Callable[[Any, Path], None], path: Path, s
     try:
         draw_picture(document, path.with_suffix(".png"))
         steps.log(f"written to {path} and {path.with_suffix('.png')}")
-    except PictureError as error:
+    except (PictureError, OSError) as error:
         steps.log(f"written to {path}; {escape(str(error))}")

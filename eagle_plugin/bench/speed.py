@@ -19,8 +19,10 @@ from eagle_plugin.bench.startup import serving, warm_up_all
 from eagle_plugin.bench.turns import watch_steal
 
 SHOWN_QUESTIONS = 2
-SHOWN_TOKENS = 96
-MEASURE_SECONDS = 120.0  # EarlyStop.max_seconds, chosen so that the demo takes at most 6 minutes on two cores
+SHOWN_TOKENS = 64
+# Of `EarlyStop`, chosen so that the table comes within five minutes of a clean clone on two cores.
+LEAST_REPEATS = 4
+DECIDED_SECONDS, MOST_SECONDS = 90.0, 150.0
 RATIOS = (("plugin", "plain"), ("plugin", "builtin"))
 
 
@@ -48,12 +50,13 @@ def measure_speed(
     with serving(specs, logs, steps) as servers:
         plugin = servers["plugin"]
         plugin_line = check_worker(plugin, "plugin")
-        warm_up_all(servers, repeats[0], steps)
+        warm_up_all(servers, repeats[0][:1], steps)
         titles = {"plain decoding": servers["plain"], "eagle-plugin": plugin}
         shown = show_side_by_side(titles, repeats[0][:SHOWN_QUESTIONS], min(SHOWN_TOKENS, max_tokens), steps)
         version, busy = version_of(plugin), check_busy(steps)
-        enough = EarlyStop(RATIOS, max_seconds=MEASURE_SECONDS)
-        watch = watch_steal(len(repeats) * len(servers), steps)
+        enough = EarlyStop(RATIOS, LEAST_REPEATS, decided_seconds=DECIDED_SECONDS, most_seconds=MOST_SECONDS)
+        planned = len(repeats) if thorough else min(len(repeats), LEAST_REPEATS)
+        watch = watch_steal(planned * len(servers), steps)
         with steps.step("measuring") as step:
             sampling = Sampling(max_tokens=max_tokens)
             stop = (lambda series: False) if thorough else enough

@@ -47,15 +47,19 @@ def demo_table(report: DemoReport) -> Table:
     return table
 
 
-def verdict_sentence(report: DemoReport) -> str:
-    """The two ratios of speed, and how many greedy texts are the same in fp32."""
-    equality, algorithm = report.equality, report.settings.algorithm
-    compared = f"{equality.equal} of {equality.compared} greedy texts in fp32 are those of plain decoding"
+def speed_sentence(report: DemoReport) -> str:
+    """The two ratios of speed."""
     return (
         f"[bold]{report.speedup_vs_plain:.2f}x[/] plain decoding, "
-        f"[bold]{report.speedup_vs_builtin:.2f}x[/] the engine's {algorithm}; "
-        + ("no texts were compared in fp32" if equality.not_compared else compared)
+        f"[bold]{report.speedup_vs_builtin:.2f}x[/] the engine's {report.settings.algorithm}"
     )
+
+
+def verdict_sentence(report: DemoReport) -> str:
+    """The two ratios of speed, and how many greedy texts are the same in fp32."""
+    equality = report.equality
+    compared = f"{equality.equal} of {equality.compared} greedy texts in fp32 are those of plain decoding"
+    return f"{speed_sentence(report)}; " + ("no texts were compared in fp32" if equality.not_compared else compared)
 
 
 def repeats_sentence(repeats: int, max_repeats: int, reason: str) -> str:

@@ -46,7 +46,7 @@ def test_a_demo_ends_early_and_writes_table_report_and_picture(arguments, tmp_pa
     document = json.loads((tmp_path / "out/demo.json").read_text())
     text = capsys.readouterr().out
     settings = document["settings"]
-    assert 3 <= settings["repeats"] < settings["max_repeats"] == 5
+    assert 4 <= settings["repeats"] < settings["max_repeats"] == 5
     assert re.fullmatch(r"the quartiles of plugin over plain are \d+\.\d% of its median apart", settings["stop_reason"])
     assert f"{settings['repeats']} of at most 5 repeats: {settings['stop_reason']}; --thorough makes all" in text
     spread = document["spread"]
@@ -59,12 +59,13 @@ def test_a_demo_ends_early_and_writes_table_report_and_picture(arguments, tmp_pa
     assert document["equality"]["different"] == ["q5"] and not document["greedy_equal"]
     assert "texts differ in fp32: q5" in text
     # Log lines: each with its time, in the order of the work.
-    order = ["starting", "is ready", "warming up", "first answers", "measuring: 20%", "repeats:", "written to"]
-    order += ["greedy answers", f"{document['speedup_vs_plain']:.2f}x plain decoding, .*; 7 of 8 greedy texts"]
+    order = ["starting", "is ready", "warming up", "first answers", "measuring: 20%", "repeats:"]
+    order += [f"{document['speedup_vs_plain']:.2f}x plain decoding, .* EAGLE3$", "written to", "greedy answers"]
+    order += [f"{document['speedup_vs_plain']:.2f}x plain decoding, .*; 7 of 8 greedy texts"]
     places = [re.search(rf"^\[ *\d+ s\] .*{part}", text, re.MULTILINE) for part in order]
     assert all(places), list(zip(order, places, strict=True))
     assert [place.start() for place in places] == sorted(place.start() for place in places)
-    assert text.count("plain decoding") == 6  # two pairs of columns, the bars, the table, twice in the last sentence
+    assert text.count("plain decoding") == 7  # two pairs of columns, bars, table, once and twice in the two sentences
     shown = document["shown"]
     assert [one["title"] for one in shown[0]["answers"]] == ["plain decoding", "eagle-plugin"] and len(shown) == 2
     assert (tmp_path / "out/demo.svg").read_text().count("<tspan>") >= 2

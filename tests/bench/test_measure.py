@@ -126,10 +126,18 @@ def test_wide_quartiles_go_on():
 
 def test_after_the_time_the_quartiles_must_agree_about_the_faster_server():
     series = {"ours": rated(15, 20, 25), "plain": rated(10, 10, 10), "engine": rated(14, 14, 14)}
-    assert EarlyStop([("ours", "plain"), ("ours", "engine")], max_seconds=-1.0)(series)
-    assert not EarlyStop([("ours", "plain"), ("ours", "engine")], max_seconds=1e9)(series)
+    assert EarlyStop([("ours", "plain"), ("ours", "engine")], decided_seconds=-1.0)(series)
+    assert not EarlyStop([("ours", "plain"), ("ours", "engine")], decided_seconds=1e9)(series)
     undecided = series | {"engine": rated(20, 20, 20)}
-    assert not EarlyStop([("ours", "plain"), ("ours", "engine")], max_seconds=-1.0)(undecided)
+    assert not EarlyStop([("ours", "plain"), ("ours", "engine")], decided_seconds=-1.0)(undecided)
+
+
+def test_after_the_longest_time_any_spread_is_enough():
+    series = {"ours": rated(15, 20, 25), "plain": rated(20, 20, 20)}
+    assert not EarlyStop([("ours", "plain")], decided_seconds=-1.0)(series)
+    enough = EarlyStop([("ours", "plain")], most_seconds=-1.0)
+    assert enough(series) and enough.reason == "0 s of measuring"
+    assert not enough({name: RepeatSeries(one.repeats[:2]) for name, one in series.items()})
 
 
 def test_a_dead_server_is_named(start_peer):
