@@ -19,7 +19,7 @@ FACTOR = 4  # of the tokens of all prefixes, from one try to the next
 MOST = 2**19  # tokens of all prefixes
 ENOUGH = 1.0  # by which share of its time a forward over long prefixes takes longer than one over short ones
 RUNS = 2  # of each forward in a try, of which the shortest counts
-SECONDS = 8.0  # of a try: there is no further one that would take longer
+SECONDS = 2.0  # of a try: there is no further one that would take longer. A start waits for it, on CPUs for all of it
 
 Batch = tuple[int, int]  # requests, and tokens of the prefix of each
 # Runs the same forwards over a batch one by one, and gives the seconds of each.
