@@ -180,7 +180,7 @@ def choose_shapes(runner: Any, caps: Shape, mode: str, logger: logging.Logger) -
         runner._step.shapes if graphs else None,
         is_faster_than=lambda costs: costs_of.is_faster_than(runner, caps, costs),
         gather=gather_objects,
-        padded=runner._step.padded_b if graphs else lambda b, shape: b,
+        padded=runner.padded_b,
     )
     buffers = buffers_of(policy, runner.max_num_reqs, runner.device)
     # Scheduled ahead, all ranks draft what the step says, and need not choose alike.
