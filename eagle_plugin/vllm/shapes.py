@@ -160,6 +160,8 @@ def choose_shapes(runner: Any, caps: Shape, mode: str, logger: logging.Logger) -
         runner.device,
         str(runner.dtype),
         caps,
+        context=runner.max_model_len,
+        cache_tokens=round_costs.slots_in_every_rank(runner),
         requests=runner.max_num_reqs,
         tokens=runner.max_num_tokens,
         compiled=is_compiled(config),
