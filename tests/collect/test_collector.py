@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 import torch
 
-from eagle_plugin.collect.collector import _Copy, Collector, Ending, StepRows
+from eagle_plugin.collect.collector import Collector, Ending, StepRows, _Copy
 from eagle_plugin.collect.recorder import Collected
 
 WIDTH, HIDDEN = 4, 1

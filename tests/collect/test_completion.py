@@ -69,9 +69,7 @@ def test_reading_the_rows_is_no_waiting(world: World, tmp_path: Path) -> None:
     assert told == [5, 4, 3, 2, 1, 0] and world.read == 1
 
 
-def test_what_came_during_a_long_look_is_found(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_came_during_a_long_look_is_found(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A look that takes longer than the patience, after which the last document comes."""
     store = GrowingStore(tmp_path, "target")
     for _ in range(ROWS - 1):

@@ -258,7 +258,8 @@ def server(monkeypatch: pytest.MonkeyPatch, context: int = 4096, tokens: int = 1
 def test_costs_belong_to_the_length_of_contexts_and_the_size_of_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of short prefixes nobody learns what a token of a long one costs."""
     keys = [
-        round_costs._key(server(monkeypatch, **of)) for of in ({}, {"context": 8192}, {"tokens": 200_000}, {"tokens": 1})
+        round_costs._key(server(monkeypatch, **of))
+        for of in ({}, {"context": 8192}, {"tokens": 200_000}, {"tokens": 1})
     ]
     assert len({str(key) for key in keys}) == 4
     assert round_costs._key(server(monkeypatch, tokens=101_000)) == keys[0]
