@@ -25,7 +25,7 @@ ROWS = 5
 
 
 class World:
-    """A store and a clock: a server writes the next document at every pause, as many as it is said to."""
+    """A store and a clock: a server writes the next document at every pause, as many as are left."""
 
     def __init__(self, store: Path) -> None:
         self.now, self.paused, self.left, self.read = 0.0, 0, 0, 0
@@ -87,7 +87,7 @@ def test_what_came_during_a_long_look_is_found(world: World, tmp_path: Path, mon
     assert store.wait(world.rows, patience_s=PATIENCE) == []
 
 
-def test_what_does_not_come_is_waited_for_as_long_as_said(world: World, tmp_path: Path) -> None:
+def test_what_does_not_come_is_waited_for_no_longer_than_the_patience(world: World, tmp_path: Path) -> None:
     world.left = 3
     store = GrowingStore(tmp_path, "target")
     missing = store.wait(world.rows, patience_s=PATIENCE)

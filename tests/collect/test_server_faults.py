@@ -41,7 +41,7 @@ def test_a_key_that_no_header_has_is_named_and_leaves_no_thread(monkeypatch: pyt
 
 
 class Gateway:
-    """A server behind a gateway that now and then says of an answer that it is compressed, which it is not."""
+    """A server whose gateway says of some answers that they are compressed, which they are not."""
 
     def __init__(self) -> None:
         self.wrong, self.unreachable = 0, 0  # answers

@@ -95,9 +95,9 @@ def test_every_step_asks_for_the_number_of_rows_and_lists_none(monkeypatch: pyte
     """With hundreds of requests the list would take as long as a large part of a step's launches."""
     kept = DeferredTokens(BLOCK)
     add(kept, "abc", [0, 4, 8], [3, 1, 2])
-    listed: list[Any] = []
-    monkeypatch.setattr(deferred_extend._Kept, "places", property(listed.append))
-    assert kept.rows_of_requests == 6 and kept.rows == 6 and not listed
+    named: list[Any] = []
+    monkeypatch.setattr(deferred_extend._Kept, "places", property(named.append))
+    assert kept.rows_of_requests == 6 and kept.rows == 6 and not named
 
 
 def test_places_are_used_again() -> None:
