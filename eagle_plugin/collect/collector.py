@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
@@ -17,6 +18,9 @@ from eagle_plugin.collect.settings import CollectSettings
 NOT_FROM_START = "not_from_start"  # reasons why a document is dropped, as the metric names them
 UNFINISHED = "unfinished"
 QUEUE_FULL = "queue_full"
+FAILED = "failed"  # an error of ours: the log has it
+
+logger = logging.getLogger("eagle_plugin")
 
 
 class Queue(Protocol):
@@ -122,7 +126,7 @@ class Collector:
         self._queue, self._hidden, self._max_length, self._most_bytes = queue, hidden, max_length, most_bytes
         self._open: dict[str, _Open] = {}
         self._copies: deque[_Copy] = deque()
-        self._bytes = 0
+        self._bytes, self._has_failed = 0, False
         self._changed = threading.Condition()
         self._waiter: threading.Thread | None = None
 
@@ -206,7 +210,10 @@ class Collector:
     def _end(self, document: _Open) -> None:
         self._bytes -= sum(part.nbytes for part in document.parts)
         if not document.broken:
-            document.broken = self._queue_up(document)
+            try:
+                document.broken = self._queue_up(document)
+            except Exception as error:  # else no thread would take what comes later
+                document.broken = self._reason_of(error)
         if document.broken:
             self._queue.drop(document.broken)
 
@@ -219,8 +226,13 @@ class Collector:
         for name, span, count, following in zip(rows.names, rows.spans, *lists, strict=True):
             document = self._open.get(name)
             if document is not None and not document.broken and count:
-                self._append(document, rows, slice(begin, begin + count), following)
-                if not document.broken and document.has_ended(count):
+                has_ended = False
+                try:
+                    self._append(document, rows, slice(begin, begin + count), following)
+                    has_ended = not document.broken and document.has_ended(count)
+                except Exception as error:  # as in `_end`
+                    self._break(document, self._reason_of(error))
+                if has_ended:
                     self._end(self._open.pop(name))
             begin += span
 
@@ -229,8 +241,9 @@ class Collector:
         if first > len(document.ids):
             self._break(document, NOT_FROM_START)
             return
-        before = document.kept
+        before, row_bytes = document.kept, rows.states.shape[1] * rows.states.element_size()
         document.cut(first)
+        self._bytes -= (before - document.kept) * row_bytes
         document.ids += rows.ids[part].tolist()
         document.following = following
         if document.kept < self._max_length:
@@ -240,7 +253,7 @@ class Collector:
             aux, last = (one.clone(memory_format=torch.contiguous_format) for one in self._split(new))
             document.parts.append(Rows(aux, last))
             document.kept += len(last)
-        self._bytes += (document.kept - before) * rows.states.shape[1] * rows.states.element_size()
+            self._bytes += len(last) * row_bytes
         if self._bytes > self._most_bytes:
             self._break(document, QUEUE_FULL)
 
@@ -251,6 +264,13 @@ class Collector:
         document.broken = reason
         self._bytes -= sum(part.nbytes for part in document.parts)
         document.parts.clear()
+
+    def _reason_of(self, error: Exception) -> str:
+        """Why a document is dropped that an error broke. The log has the first such error."""
+        if not self._has_failed:
+            self._has_failed = True
+            logger.error("eagle-plugin: hidden states of a request are not stored because of an error", exc_info=error)
+        return FAILED
 
     def _queue_up(self, document: _Open) -> str:
         """Queue a finished document; the reason why it is dropped, "" if it is not."""

@@ -138,6 +138,11 @@ class CostModel:
         self._tables: dict[int, dict[Shape, tuple[float, float]]] = {}
         self._phase_lines: dict[tuple[int, Shape], tuple[tuple[float, float], ...]] = {}
 
+    def forget_padding(self) -> None:
+        """Ask `padded` again: other batch sizes may be captured now."""
+        self._tables.clear()
+        self._phase_lines.clear()
+
     @property
     def speed(self) -> float:
         """Log of measured over predicted seconds, of all shapes."""

@@ -17,7 +17,7 @@ from eagle_plugin.common.installed import kernel_libraries
 from eagle_plugin.core.shape import Levels, Shape
 from eagle_plugin.kernels import loader
 from eagle_plugin.policy.costs import Costs, Curve, Forward
-from eagle_plugin.runtime import huge_pages, target_weights
+from eagle_plugin.runtime import draft_weights, huge_pages, target_weights
 from eagle_plugin.runtime.lookups import wants_lookups
 
 VERSION = 12  # of the files' form, and of how the costs are measured
@@ -33,13 +33,25 @@ def folder() -> Path:
 
 
 def key_of(
-    engine: str, target: str, head: str, device: torch.device | str, dtype: str, caps: Shape, **settings: Any
+    engine: str,
+    target: str,
+    head: str,
+    device: torch.device | str,
+    dtype: str,
+    caps: Shape,
+    *,
+    context: int,
+    cache_tokens: int,
+    **settings: Any,
 ) -> dict[str, Any]:
     """What costs depend on.
 
-    engine: name and version. target and head: as the user named them. settings: of the engine, what else changes the
-    speed of a forward. Raises LookupModeError.
+    engine: name and version. target and head: as the user named them. context: tokens of the longest request;
+    cache_tokens: of the KV cache, which differ a little from start to start: these two say over how long prefixes is
+    measured what a token of them costs. settings: of the engine, what else changes the speed of a forward. Raises
+    LookupModeError.
     """
+    on_cpu = torch.device(device).type == "cpu"
     return {
         "engine": engine,
         "target": target,
@@ -48,8 +60,11 @@ def key_of(
         "dtype": dtype,
         "threads": torch.get_num_threads(),
         "target_linear": target_weights.is_wanted(),
-        "huge_pages": torch.device(device).type == "cpu" and huge_pages.available(),
+        "draft_int8": on_cpu and draft_weights.is_wanted(),
+        "huge_pages": on_cpu and huge_pages.available(),
         "caps": list(caps),
+        "context": context,
+        "cache_tokens": 1 << (max(cache_tokens, 1).bit_length() - 1),  # the power of two below
         "lookup": wants_lookups(),
         "torch": torch.__version__,
         "libraries": kernel_libraries(),

@@ -38,4 +38,9 @@ class Int8Method:
 
 def int8_copy(weight: Tensor) -> Int8Weight | None:
     """The int8 copy of a layer's weights; None where there is no kernel, or with ``EAGLE_DRAFT_INT8=0``."""
-    return None if os.environ.get(SWITCH, "1") == "0" else pack(weight)
+    return pack(weight) if is_wanted() else None
+
+
+def is_wanted() -> bool:
+    """Whether the user leaves the choice to us."""
+    return os.environ.get(SWITCH, "1") != "0"

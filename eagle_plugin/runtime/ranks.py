@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -49,18 +50,23 @@ def raised_in_all_ranks(in_any_rank: Callable[[bool], bool]) -> Iterator[None]:
 def ended_in_all_ranks(context: AbstractContextManager[Any], in_any_rank: Callable[[bool], bool]) -> Iterator[None]:
     """In this context, whose end can raise in one rank alone (`raised_in_all_ranks`).
 
-    What is raised before its end is to be raised in all ranks; but not `RankMissing`, after which the context is not
-    ended: its end would wait for the same rank.
+    What is raised before its end is to be raised in all ranks; but not `RankMissing`, after which the context is never
+    ended, not even when the process ends: its end would wait for the same rank.
     """
     with ExitStack() as entered:
         entered.enter_context(context)
         try:
             yield
         except RankMissing:
-            entered.pop_all()
+            _keep_for_ever(entered.pop_all())
             raise
         with raised_in_all_ranks(in_any_rank):
             entered.pop_all().close()
+
+
+def _keep_for_ever(value: Any) -> None:
+    """Python ends a generator that nobody refers to by running its ``finally``, those of modules at the exit, too."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))
 
 
 class RankAgreement:

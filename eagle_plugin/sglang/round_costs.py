@@ -99,6 +99,8 @@ def _key(worker: Any) -> dict[str, Any]:
         torch.device("cuda", runner.gpu_id) if runner.device == "cuda" else runner.device,
         str(runner.dtype),
         worker.shape,
+        context=worker.req_to_token_pool.req_to_token.shape[1],
+        cache_tokens=int(worker.token_to_kv_pool_allocator.available_size()),  # all are free
         quantization=str(runner.model_config.quantization),
         kv_cache=str(runner.kv_cache_dtype),
         ranks=get_parallel().tp_size,

@@ -100,6 +100,11 @@ class _Kept:
         """Those of all rows."""
         return [place for run in self.runs for place in run.places]
 
+    @property
+    def rows(self) -> int:
+        """How many these are."""
+        return sum(len(run.places) for run in self.runs)
+
 
 class DeferredTokens:
     """What the head must read before it drafts for a request again, or before others use the blocks of one that ended.
@@ -117,6 +122,7 @@ class DeferredTokens:
         """
         self.block_size, self._group, self.can_wait = block_size, group, can_wait
         self._kept: dict[Owner, _Kept] = {}
+        self.rows_of_requests = 0  # of those that are not gone; asked in every step
         self._found: set[int] = set()  # blocks that requests found in the prefix cache after these were last filled
         self._tokens = torch.empty(0, dtype=torch.int32)  # the store; it grows
         self._features = torch.empty(0, 0)
@@ -135,11 +141,6 @@ class DeferredTokens:
     def rows(self) -> int:
         """Of all requests, those that are gone included."""
         return len(self._tokens) - len(self._free)
-
-    @property
-    def rows_of_requests(self) -> int:
-        """Of those that are not gone."""
-        return sum(len(kept.places) for owner, kept in self._kept.items() if isinstance(owner, str))
 
     def add(
         self,
@@ -166,11 +167,12 @@ class DeferredTokens:
             if not kept.runs or kept.runs[-1].end != position:
                 kept.runs.append(_Run(position, []))
             kept.runs[-1].places += places[end - n : end]
+            self.rows_of_requests += n
 
     def forget(self, owners: Iterable[Owner]) -> None:
         """Drop the rows of these requests or blocks."""
         for owner in self._kept.keys() & set(owners):
-            self._free += self._kept.pop(owner).places
+            self._free += self._pop(owner).places
 
     def leave(self, request_ids: Iterable[str]) -> None:
         """Keep the rows of requests that are gone by their blocks; those after the last full block are dropped.
@@ -179,7 +181,7 @@ class DeferredTokens:
         """
         size = self.block_size
         for name in self._kept.keys() & set(request_ids):
-            kept = self._kept.pop(name)
+            kept = self._pop(name)
             full = kept.runs[-1].end // size * size
             table = kept.slot_table[:full].clone()  # not a view: it would keep the table of all requests
             blocks = kept.blocks[: full // size]
@@ -234,9 +236,9 @@ class DeferredTokens:
         for owner, kept in self._kept.items() if over > 0 else ():
             if over > 0 and not isinstance(owner, str):
                 chosen.append(owner)
-                over -= len(kept.places)
+                over -= kept.rows
         if over > 0:
-            counts = {owner: len(kept.places) for owner, kept in self._kept.items() if isinstance(owner, str)}
+            counts = {owner: kept.rows for owner, kept in self._kept.items() if isinstance(owner, str)}
             chosen += largest_first(counts, most)
         return chosen
 
@@ -244,7 +246,7 @@ class DeferredTokens:
         """The rows of these requests or blocks, which are no longer kept then, in forwards of at most `most_rows`."""
         forwards: list[list[tuple[_Run, Tensor]]] = []
         room = 0
-        for kept in [self._kept.pop(owner) for owner in owners if owner in self._kept]:
+        for kept in [self._pop(owner) for owner in owners if owner in self._kept]:
             for run in kept.runs:
                 while run.places:
                     if not room:
@@ -254,6 +256,12 @@ class DeferredTokens:
                     forwards[-1].append((part, kept.slot_table))
                     room -= len(part.places)
         return [self._rows_of(*zip(*parts, strict=True)) for parts in forwards]
+
+    def _pop(self, owner: Owner) -> _Kept:
+        kept = self._kept.pop(owner)
+        if isinstance(owner, str):
+            self.rows_of_requests -= kept.rows
+        return kept
 
     def _rows_of(self, runs: Sequence[_Run], tables: Sequence[Tensor]) -> DeferredRows:
         """The rows of one forward; their places in the store are free then."""

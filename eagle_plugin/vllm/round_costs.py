@@ -99,6 +99,15 @@ def is_faster_than(runner: Any, caps: Shape, costs: Costs) -> bool:
     return round_costs.is_much_faster(runs)
 
 
+def slots_in_every_rank(runner: Any) -> int:
+    """The tokens that the KV cache has room for, as `blocks_in_every_rank`."""
+    return blocks_in_every_rank(runner) * _block_size(runner)
+
+
+def _block_size(runner: Any) -> int:
+    return min(int(group.kv_cache_spec.block_size) for group in runner.kv_cache_config.kv_cache_groups)
+
+
 def _long(timer: RoundTimer, width: int) -> tuple[int, int] | None:
     """Requests and the tokens of their long prefixes; None where contexts are so short that they cost nothing."""
 
@@ -145,7 +154,7 @@ class RoundTimer:
         self.short: int = min(SHORT, self.longest)
         groups = runner.kv_cache_config.kv_cache_groups
         self._blocks = blocks_in_every_rank(runner)
-        self._slots = self._blocks * min(group.kv_cache_spec.block_size for group in groups)
+        self._slots = self._blocks * _block_size(runner)
         self._head_layers = runner.drafter._draft_attn_layer_names
         self._groups = [(group.kv_cache_spec.block_size, group.layer_names) for group in groups]
         self.inputs = RandomInputs(runner)

@@ -16,6 +16,7 @@ from eagle_plugin.core.shape import Shape
 from eagle_plugin.policy.chooser import ShapeChooser, SumUp, buffers_of
 from eagle_plugin.policy.log import without_policy
 from eagle_plugin.policy.path_sums import PathSums
+from eagle_plugin.policy.round_times import Clock
 from eagle_plugin.policy.served_rounds import ServedRound
 from eagle_plugin.policy.shapes import shapes_within
 from eagle_plugin.runtime.cost_files import key_of
@@ -160,6 +161,8 @@ def choose_shapes(runner: Any, caps: Shape, mode: str, logger: logging.Logger) -
         runner.device,
         str(runner.dtype),
         caps,
+        context=runner.max_model_len,
+        cache_tokens=round_costs.slots_in_every_rank(runner),
         requests=runner.max_num_reqs,
         tokens=runner.max_num_tokens,
         compiled=is_compiled(config),
@@ -180,10 +183,17 @@ def choose_shapes(runner: Any, caps: Shape, mode: str, logger: logging.Logger) -
         runner._step.shapes if graphs else None,
         is_faster_than=lambda costs: costs_of.is_faster_than(runner, caps, costs),
         gather=gather_objects,
-        padded=runner._step.padded_b if graphs else lambda b, shape: b,
+        padded=runner.padded_b,
     )
     buffers = buffers_of(policy, runner.max_num_reqs, runner.device)
-    # Scheduled ahead, all ranks draft what the step says, and need not choose alike.
-    clock = clock_of(runner.device) if ranks == 1 or runner.use_async_scheduling else None
     path_sums = runner._step.path_sums_by_shape if graphs else None
+    clock = clock_of_rounds(runner, ranks)
     return ShapeChooser(caps, policy, clock=clock, buffers=buffers, learns_late=True, path_sums=path_sums)
+
+
+def clock_of_rounds(runner: Any, ranks: int) -> Clock | None:
+    """What times the rounds of a runner with so many ranks; None where times say nothing, or ranks would part."""
+    if runner.vllm_config.parallel_config.data_parallel_size > 1:  # engines that share experts
+        return None  # a round lasts as long as what the other engines do in it, prompts as well
+    # Scheduled ahead, all ranks draft what the step says, and need not choose alike.
+    return clock_of(runner.device) if ranks == 1 or runner.use_async_scheduling else None

@@ -113,6 +113,12 @@ class TreeSteps:
         """Capture the functions of decode steps, where the device has graphs; the caches must be there."""
         self._step = None  # frees the graphs that were there
         self._step = captured_steps(self, self._logger)
+        if self._shapes.chooser.policy is not None:
+            self._shapes.chooser.policy.costs.forget_padding()
+
+    def padded_b(self, b: int, shape: Shape) -> int:
+        """As `DecodeStep.padded_b` of what is captured now, which another head replaces."""
+        return b if self._step is None else self._step.padded_b(b, shape)
 
     def open_mailbox(self) -> None:
         """Look for requests to exchange the head from now on, if ``EAGLE_DEPLOY`` names a folder for them."""

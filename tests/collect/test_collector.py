@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 
+import pytest
 import torch
 
-from eagle_plugin.collect.collector import Collector, Ending, StepRows
+from eagle_plugin.collect.collector import Collector, Ending, StepRows, _Copy
 from eagle_plugin.collect.recorder import Collected
 
 WIDTH, HIDDEN = 4, 1
@@ -131,3 +133,59 @@ def test_where_answers_end() -> None:
     assert ending.length([1, 2, 2, 1]) == 3
     assert ending.length([1, 1, 1, 1, 1, 2]) == 5  # the limit comes first
     assert ending.length([1, 1, 1, 1]) is None
+
+
+class Failing(Kept):
+    """The first document that it is offered raises."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fails, self.took = True, threading.Event()
+
+    def offer(self, exchange: Collected) -> None:
+        if self.fails:
+            self.fails = False
+            raise RuntimeError("no memory")
+        super().offer(exchange)
+        self.took.set()
+
+
+@pytest.mark.parametrize("waits", [False, True], ids=["the engine's thread", "the thread that waits for copies"])
+def test_an_error_breaks_one_document_and_is_told(waits: bool, caplog: pytest.LogCaptureFixture) -> None:
+    kept = Failing()
+    collector = Collector(kept, HIDDEN, 100, 1 << 20)
+    for name in "ab":
+        collector.begin(name, f"doc-{name}", "s", "train", 1, None, Ending(frozenset(), 0, 3))
+    step = rows(*((name, 0, [10, 11, 12], 13) for name in "ab"))
+    if waits:
+        collector._copies.append(_Copy(step._replace(states=step.states.bfloat16()), None))
+        threading.Thread(target=collector._wait_for_copies, daemon=True).start()
+        assert kept.took.wait(60)
+    else:
+        collector.add(step)
+    check(kept.documents["doc-b"], [10, 11, 12, 13], 3)
+    assert kept.dropped == {"failed": 1} and not len(collector) and collector._bytes == 0
+    (record,) = caplog.records
+    assert record.exc_info is not None and "hidden states of a request are not stored" in record.getMessage()
+
+
+def test_an_error_in_the_middle_of_a_document_breaks_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that were computed anew took the place of others before it; what is kept is counted all the same."""
+    collector, kept = make()
+    for name in "ab":
+        collector.begin(name, f"doc-{name}", "s", "train", 1, None, Ending(frozenset(), 0, 4))
+    collector.add(rows(*((name, 0, [10, 11, 12], 13) for name in "ab")))
+    split, calls = collector._split, list[int]()
+
+    def fails_once(states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        calls.append(len(states))
+        if len(calls) == 1:
+            raise RuntimeError("no memory")
+        return split(states)
+
+    monkeypatch.setattr(collector, "_split", fails_once)
+    collector.add(rows(*((name, 1, [11, 12], 13) for name in "ab")))
+    collector.add(rows(*((name, 3, [13, 14], 15) for name in "ab")))
+    collector.finish("ab")
+    check(kept.documents["doc-b"], [10, 11, 12, 13, 14], 4)
+    assert kept.dropped == {"failed": 1} and collector._bytes == 0

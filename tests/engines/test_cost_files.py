@@ -39,7 +39,12 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def key(**changes: Any) -> dict[str, Any]:
-    return cost_files.key_of("vllm 0.32.0", "target", "head", "cpu", "float32", Shape(2, 4, 8), blocks=16) | changes
+    return of_server() | changes
+
+
+def of_server(context: int = 4096, cache_tokens: int = 100_000) -> dict[str, Any]:
+    server = "vllm 0.32.0", "target", "head", "cpu", "float32", Shape(2, 4, 8)
+    return cost_files.key_of(*server, context=context, cache_tokens=cache_tokens, blocks=16)
 
 
 def test_what_is_read_is_what_was_written() -> None:
@@ -51,7 +56,7 @@ def test_what_is_read_is_what_was_written() -> None:
     assert cost_files.read(key()) == other
 
 
-@pytest.mark.parametrize("name", list(cost_files.key_of("", "", "", "cpu", "", Shape(1, 1, 2), blocks=1)))
+@pytest.mark.parametrize("name", list(of_server()))
 def test_costs_belong_to_one_key(name: str, cache: Path) -> None:
     cost_files.write(key(), COSTS)
     assert name in key() and cost_files.read(key(**{name: "another"})) is None
@@ -68,10 +73,21 @@ def test_the_key_has_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     assert key() != before
 
 
-def test_the_key_has_who_computes_the_targets_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("switch", ["EAGLE_TARGET_LINEAR", "EAGLE_DRAFT_INT8"])
+def test_the_key_has_who_computes_the_layers_of_the_models(switch: str, monkeypatch: pytest.MonkeyPatch) -> None:
     before = key()
-    monkeypatch.setenv("EAGLE_TARGET_LINEAR", "0")
+    monkeypatch.setenv(switch, "0")
     assert key() != before
+
+
+def test_the_key_has_how_long_prefixes_can_be() -> None:
+    """Of a short context nothing is known of what a token of a prefix costs; a cache is never of quite one size."""
+
+    def path(**of: int) -> Path:
+        return keyed_json.path_of(cost_files.folder(), of_server(**of))
+
+    assert len({path(), path(context=8192), path(cache_tokens=50_000), path(cache_tokens=200_000)}) == 4
+    assert path(cache_tokens=90_000) == path() and path(cache_tokens=0) != path(cache_tokens=2)
 
 
 def test_the_key_has_the_lookups(monkeypatch: pytest.MonkeyPatch) -> None:

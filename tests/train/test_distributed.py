@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from eagle_plugin.learning.train import distributed
 from eagle_plugin.learning.train.distributed import Ranks
 from eagle_plugin.learning.train.logs import read_log
 from eagle_plugin.learning.train.model import Parameters
-from eagle_plugin.learning.train.recipe import parse_recipe
+from eagle_plugin.learning.train.recipe import TrainError, parse_recipe
 
 pytestmark = pytest.mark.slow
 
@@ -93,6 +94,20 @@ def test_gradients_of_ddp_stay_in_its_buckets() -> None:
     finally:
         torch.distributed.destroy_process_group()
     assert storages[1] == 2 and storages[3] == 1
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_process_that_fails_waits_for_no_other(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To leave the group can take until the others have waited for an hour in their sums, before the error is told."""
+    calls: list[str] = []
+    for name in ("init_process_group", "destroy_process_group"):
+        monkeypatch.setattr(distributed.dist, name, lambda *_, name=name, **__: calls.append(name))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with contextlib.suppress(TrainError), distributed.join_ranks("cpu", "ddp") as ranks:
+        assert ranks.world == 2
+        if fails:
+            raise TrainError("no document is left")
+    assert calls == ["init_process_group", "destroy_process_group"][: 1 if fails else 2]
 
 
 def test_ddp_keeps_gradients_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,10 +86,10 @@ def join_ranks(device: Literal["auto", "cpu", "cuda"], parallel: Literal["ddp", 
         return
     # One process may wait for servers of hidden states, for a disk or for a store, while the others wait for it.
     dist.init_process_group("nccl" if gpus else "gloo", device_id=place if gpus else None, timeout=MOST_WAITING)
-    try:
-        yield Ranks(rank, world, place, parallel)
-    finally:
-        dist.destroy_process_group()
+    yield Ranks(rank, world, place, parallel)
+    # After an error this process just ends: while others wait for it in an all-reduce, NCCL can wait for them here, and
+    # nobody would be told of the error.
+    dist.destroy_process_group()
 
 
 MOST_WAITING = timedelta(hours=1)  # more than any patience of a source of documents

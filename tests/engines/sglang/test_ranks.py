@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -115,11 +118,38 @@ def test_nobody_waits_at_the_end_of_a_context_for_a_rank_that_is_missing() -> No
 
     @contextmanager
     def context() -> Iterator[None]:
-        yield
-        ended.append("would gather")
+        try:
+            yield
+        finally:
+            ended.append("would gather")
 
     with pytest.raises(RankMissing), ended_in_all_ranks(context(), lambda flag: True):
         raise RankMissing("another rank")
+    gc.collect()
+    assert not ended
     with pytest.raises(OtherRankFailed), ended_in_all_ranks(context(), lambda flag: True):
         pass
     assert ended == ["would gather"]
+
+
+EXIT = """
+from contextlib import contextmanager
+from eagle_plugin.runtime.ranks import RankMissing, ended_in_all_ranks
+
+@contextmanager
+def context():
+    try:
+        yield
+    finally:
+        print("would gather", flush=True)
+
+try:
+    with ended_in_all_ranks(context(), bool):
+        raise RankMissing("another rank")
+except RankMissing:
+    print("ends", flush=True)
+"""
+
+
+def test_nobody_waits_at_the_exit_for_a_rank_that_is_missing() -> None:
+    assert subprocess.run([sys.executable, "-c", EXIT], capture_output=True, check=True, text=True).stdout == "ends\n"

@@ -237,6 +237,34 @@ def test_costs_with_half_a_million_tokens(share: float, monkeypatch: pytest.Monk
         assert costs.level.per_key > 0 and costs.level.per_key_and_row == costs.extend.per_key_and_row == 0
 
 
+def server(monkeypatch: pytest.MonkeyPatch, context: int = 4096, tokens: int = 100_000) -> Any:
+    """What the key of kept costs asks of a worker."""
+    monkeypatch.setattr(round_costs, "get_parallel", lambda: SimpleNamespace(tp_size=1))
+    monkeypatch.setattr(round_costs, "kernel_settings", lambda arguments: {})
+    model = SimpleNamespace(quantization=None)
+    return SimpleNamespace(
+        target_worker=SimpleNamespace(
+            model_runner=SimpleNamespace(device="cpu", dtype=torch.float32, model_config=model, kv_cache_dtype="auto")
+        ),
+        server_args=SimpleNamespace(model_path="target", speculative_draft_model_path="head"),
+        shape=SHAPE,
+        req_to_token_pool=SimpleNamespace(req_to_token=torch.empty(0, context), size=LANES),
+        token_to_kv_pool_allocator=SimpleNamespace(available_size=lambda: tokens),
+        draft_worker=SimpleNamespace(levels=SimpleNamespace(kind=Levels.RECURRENT)),
+        _round=SimpleNamespace(widest=lambda: []),
+    )
+
+
+def test_costs_belong_to_the_length_of_contexts_and_the_size_of_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of short prefixes nobody learns what a token of a long one costs."""
+    keys = [
+        round_costs._key(server(monkeypatch, **of))
+        for of in ({}, {"context": 8192}, {"tokens": 200_000}, {"tokens": 1})
+    ]
+    assert len({str(key) for key in keys}) == 4
+    assert round_costs._key(server(monkeypatch, tokens=101_000)) == keys[0]
+
+
 def test_plain_rounds_count_what_the_head_reads_of_them() -> None:
     """Whenever a request has so many tokens that it has not read."""
     body = inspect.getsource(round_costs.choose_shapes)

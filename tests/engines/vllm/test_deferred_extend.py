@@ -14,6 +14,7 @@ from vllm.v1.kv_cache_interface import ChunkedLocalAttentionSpec, FullAttentionS
 from vllm.v1.kv_cache_interface import UniformTypeKVCacheSpecs as Uniform
 
 from eagle_plugin.runtime import deferred_limit
+from eagle_plugin.vllm import deferred_extend
 from eagle_plugin.vllm.batch import DraftStore, RoundBatch
 from eagle_plugin.vllm.deferred_extend import DeferredRows, DeferredTokens, Owner, PlainRows, given_blocks
 
@@ -56,8 +57,10 @@ def take(kept: DeferredTokens, names: Iterable[Owner]) -> DeferredRows:
 
 
 def whole(kept: DeferredTokens) -> bool:
-    """Whether every place of the store is free, or holds one row."""
+    """Whether every place of the store is free, or holds one row, and those of requests are counted."""
     taken = [place for entry in kept._kept.values() for place in entry.places]
+    of_requests = [place for owner, entry in kept._kept.items() if isinstance(owner, str) for place in entry.places]
+    assert kept.rows_of_requests == len(of_requests)
     return sorted(taken + kept._free) == list(range(len(kept._features))) and kept.rows == len(taken)
 
 
@@ -86,6 +89,15 @@ def test_each_row_is_taken_once_and_in_order() -> None:
     requests, seq_lens, lens, starts = (values.tolist() for values in found.rows)
     assert (requests, seq_lens, lens, starts) == ([0, 1], [10, 6], [3, 6], [0, 3])
     assert not kept.take("ab", MANY) and not len(kept) and whole(kept)
+
+
+def test_every_step_asks_for_the_number_of_rows_and_lists_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With hundreds of requests the list would take as long as a large part of a step's launches."""
+    kept = DeferredTokens(BLOCK)
+    add(kept, "abc", [0, 4, 8], [3, 1, 2])
+    named: list[Any] = []
+    monkeypatch.setattr(deferred_extend._Kept, "places", property(named.append))
+    assert kept.rows_of_requests == 6 and kept.rows == 6 and not named
 
 
 def test_places_are_used_again() -> None:

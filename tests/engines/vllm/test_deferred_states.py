@@ -234,6 +234,8 @@ class World(RuleBasedStateMachine):
     def the_store_is_whole(self) -> None:
         """Every place of it is free, or holds one row; no more are kept than may be."""
         taken = [place for entry in self.kept._kept.values() for place in entry.places]
+        of_requests = [len(entry.places) for owner, entry in self.kept._kept.items() if isinstance(owner, str)]
+        assert self.kept.rows_of_requests == sum(of_requests)
         assert sorted(taken + self.kept._free) == list(range(len(self.kept._features)))
         assert len(taken) <= len(self.kept._features) <= ROWS_KEPT
         assert all(isinstance(owner, int) or owner in self.running or owner in self.finished | self.preempted
@@ -263,4 +265,4 @@ def test_a_fault_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative controls."""
     monkeypatch.setattr(DeferredTokens, *FAULTS[fault])
     with pytest.raises((AssertionError, IndexError, KeyError, ValueError)):
-        run(World, 600, shrinks=False)
+        run(World, 2000, shrinks=False)

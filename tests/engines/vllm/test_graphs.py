@@ -3,8 +3,10 @@ says without drafts."""
 
 from __future__ import annotations
 
+import gc
 import math
 import os
+import weakref
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,12 +22,12 @@ from vllm_engines import counters, engine, generate, rounds, runner
 from vllm_greedy import GreedyModels, make_prompts, write_models
 
 from eagle_plugin.core.shape import PLAIN, Shape
-from eagle_plugin.policy.costs import Curve
+from eagle_plugin.policy.costs import Costs, Curve, Forward
 from eagle_plugin.policy.shapes import captured_shapes
 from eagle_plugin.runtime import captured_rounds, round_costs
 from eagle_plugin.runtime.captured_rounds import FunctionKey
 from eagle_plugin.runtime.graph_emulator import recording_launches
-from eagle_plugin.vllm import captured_costs
+from eagle_plugin.vllm import capture, captured_costs
 from eagle_plugin.vllm.decode_step import DecodeStep
 from eagle_plugin.vllm.head_exchange import exchange_head
 
@@ -157,6 +159,24 @@ def test_another_head_is_captured_anew(models: GreedyModels, tmp_path: Path) -> 
         after = rounds(llm, before)
         assert replays["walk"] == replays["extend"] > 20
         assert after.tokens / after.count > 1.2 * before.tokens / before.count
+
+
+def test_graphs_of_the_head_before_hold_no_memory(models: GreedyModels, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The policy asks what is captured now how batches are padded, also where it has asked before."""
+    forward = Forward(Curve((1,), (1.0,)))
+    monkeypatch.setattr(captured_costs, "measure", lambda *_: Costs(forward, forward, forward))
+    with captured(models, policy="auto", max_num_seqs=4) as llm:
+        served = runner(llm)
+        costs, before = served._shapes.chooser.policy.costs, weakref.ref(served._step)
+        assert generate(llm, PROMPTS[:3]) == models.expected[:3]
+        padded = costs.tabled(PLAIN, 3, 0)
+        monkeypatch.setattr(capture, "powers_of_two", lambda most: [1, 2])
+        with torch.inference_mode():
+            exchange_head(served, models.heads["reduced"])
+        gc.collect()
+        assert before() is None
+        assert padded == costs.tabled(PLAIN, 4, 0) > costs.tabled(PLAIN, 3, 0)
+        assert generate(llm, PROMPTS[:3]) == models.expected[:3]
 
 
 def test_requests_of_every_kind(models: GreedyModels) -> None:

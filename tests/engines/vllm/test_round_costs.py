@@ -242,3 +242,15 @@ def test_costs_belong_to_what_changes_the_speed_of_a_forward(monkeypatch: pytest
         keys.append(settings(config()))
     assert settings(config()) == keys[-1] and len({str(key) for key in keys}) == len(keys)
     assert calls(shapes.choose_shapes, "cost_settings") == ["cost_settings(config)"]
+
+
+def test_costs_belong_to_the_size_of_the_cache() -> None:
+    """In tokens: of blocks of the smallest group."""
+    groups = [SimpleNamespace(kv_cache_spec=SimpleNamespace(block_size=size)) for size in (32, 16)]
+    served = SimpleNamespace(
+        kv_cache_config=SimpleNamespace(num_blocks=10, kv_cache_groups=groups),
+        vllm_config=SimpleNamespace(parallel_config=SimpleNamespace(data_parallel_size=1)),
+    )
+    assert round_costs.slots_in_every_rank(served) == 160
+    (key,) = calls(shapes.choose_shapes, "key_of")
+    assert "context=runner.max_model_len" in key and "cache_tokens=round_costs.slots_in_every_rank(runner)" in key

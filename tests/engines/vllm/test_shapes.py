@@ -14,7 +14,7 @@ from eagle_plugin.policy.chooser import ShapeChooser
 from eagle_plugin.policy.served_rounds import ServedRound
 from eagle_plugin.runtime.round import Drafts
 from eagle_plugin.vllm.batch import DraftStore, RoundBatch
-from eagle_plugin.vllm.shapes import RoundShapes
+from eagle_plugin.vllm.shapes import RoundShapes, clock_of_rounds
 from eagle_plugin.vllm.tree_steps import TreeSteps
 
 CAPS = Shape(2, 2, 4)
@@ -238,6 +238,19 @@ def test_a_step_scheduled_ahead_is_observed_in_the_next_one(worker: Worker) -> N
     worker.schedule("ab", [0, 0], [1, 1], 66)
     worker.shapes.observe_step_before([1, 1])
     assert worker.heard.tokens == [(48, 2), (0, 4), (0, 6), (0, 2)]
+
+
+@pytest.mark.parametrize(
+    ("engines", "ranks", "ahead", "timed"),
+    [(1, 1, False, True), (1, 2, False, False), (1, 2, True, True), (2, 1, False, False), (2, 1, True, False)],
+)
+def test_rounds_are_timed_where_their_times_are_their_own(engines: int, ranks: int, ahead: bool, timed: bool) -> None:
+    """Engines that share experts wait for each other in every forward: for the prompts of others, too."""
+    parallel = SimpleNamespace(data_parallel_size=engines)
+    served = SimpleNamespace(
+        vllm_config=SimpleNamespace(parallel_config=parallel), device=torch.device("cpu"), use_async_scheduling=ahead
+    )
+    assert (clock_of_rounds(served, ranks) is not None) == timed
 
 
 class Counted(ShapeChooser):

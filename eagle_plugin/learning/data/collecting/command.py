@@ -53,12 +53,14 @@ def complete(
     found = Completed()
     longest = store.manifest.max_length
     store.look()
+    there = 0
     for row in rows():
         found.wanted += is_stored(row, longest)
         found.short += not is_stored(row, longest)
+        there += is_stored(row, longest) and row.id in store.lengths
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total} documents"))
     with ProgressBars(*columns, TimeRemainingColumn(), console=console) as bar:
-        task = bar.add_task("storing", total=found.wanted, completed=found.wanted - len(store.missing(rows())))
+        task = bar.add_task("storing", total=found.wanted, completed=there)
 
         def told(left: int) -> None:
             bar.update(task, completed=found.wanted - left)
@@ -67,7 +69,13 @@ def complete(
         missing = store.missing(rows()) if given else store.wait(rows, told, patience_s)
         if missing:
             found.given = len(missing)
-            found.refused = asyncio.run(collect_given(missing, urls, settings, store, console))
+            left = {row.id for row in missing}
+
+            def came(names: list[str]) -> None:
+                left.difference_update(names)
+                told(len(left))
+
+            found.refused = asyncio.run(collect_given(missing, urls, settings, store, console, came))
             missing = store.wait(rows, told, patience_s)
         found.missing = len(missing)
     found.documents, found.lost = store.complete()

@@ -59,6 +59,7 @@ class GrowingStore:
         self.manifest = read_manifest(self._folder, target)
         self.lengths: dict[str, int] = {}  # tokens of each document
         self._seen: set[str] = set()
+        self._found: list[str] = []  # documents that no look has told of: the store failed after they were read
 
     @property
     def url(self) -> str:
@@ -70,26 +71,28 @@ class GrowingStore:
         add_sources(self._folder, rows)
 
     def look(self) -> list[str]:
-        """Read new shards; the documents in them that were not there before."""
-        found: list[str] = []
+        """Read new shards; the documents in them that were not there before.
+
+        Raises:
+            DataError: the store cannot be read.
+        """
         names = {name: size for name, size in self._folder.sizes().items() if SHARD_NAME.fullmatch(name)}
-        new = names.keys() - self._seen
-        for name in sorted(new):
+        for name in sorted(names.keys() - self._seen):
             try:
-                shard = read_shard(self._folder, name, names[name], self.manifest)
+                entries = read_shard(self._folder, name, names[name], self.manifest).entries
             except ShardDamage:  # `complete` names it
-                continue
-            for entry in shard.entries:
+                entries = []
+            self._seen.add(name)
+            for entry in entries:
                 if entry.id not in self.lengths:
                     self.lengths[entry.id] = entry.length
-                    found.append(entry.id)
-        self._seen |= new
+                    self._found.append(entry.id)
+        found, self._found = self._found, []
         return found
 
     def missing(self, rows: Iterable[TokenRow]) -> list[TokenRow]:
         """The rows that become documents and are not there, as far as it was looked."""
-        wanted = [row for row in rows if is_stored(row, self.manifest.max_length)]
-        return [row for row in wanted if row.id not in self.lengths]
+        return [row for row in rows if row.id not in self.lengths and is_stored(row, self.manifest.max_length)]
 
     def wait(
         self,
@@ -99,16 +102,21 @@ class GrowingStore:
     ) -> list[TokenRow]:
         """Wait until all rows are there, or nothing new has come for `patience_s`; those that are missing.
 
-        told: gets how many are missing.
+        rows: is called when this begins and ends. told: gets how many are missing.
         """
+        left = {row.id for row in self.missing(rows())}
         since = time.monotonic()
         while True:
-            if self.look():
-                since = time.monotonic()
-            left = self.missing(rows())
+            # What comes while this look reads, the next one finds; to read is not to wait.
+            looked, found = time.monotonic(), self.look()
+            left.difference_update(found)
             told(len(left))
-            if not left or time.monotonic() - since > patience_s:
-                return left
+            if not left:
+                return []
+            if found:
+                since = time.monotonic()
+            elif looked - since > patience_s:
+                return self.missing(rows())
             time.sleep(PAUSE_S)
 
     def complete(self) -> tuple[int, list[str]]:

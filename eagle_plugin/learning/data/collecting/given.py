@@ -22,9 +22,10 @@ from eagle_plugin.learning.data.generation.run import (
     open_endpoints,
     work_through,
 )
-from eagle_plugin.learning.data.rows import TokenRow
+from eagle_plugin.learning.data.rows import DataError, TokenRow
 
-PAUSE_S = 0.1  # between two looks whether documents have come
+PAUSE_S = 0.1  # between two looks whether documents have come; twice as long after each that fails
+MOST_FAILED = 8  # looks in a row, with the pauses between them 25 s
 
 
 async def collect_given(
@@ -33,24 +34,34 @@ async def collect_given(
     settings: GenerationSettings,
     store: GrowingStore,
     console: Console,
-    told: Callable[[], None] = lambda: None,
+    came: Callable[[list[str]], None] = lambda names: None,
 ) -> dict[str, str]:
     """Ask the servers for all rows, `settings.concurrency` at a time per server; why some were refused, by row id.
 
-    A server is asked for no more than its queue holds (`room.Room`) until the documents are in `store`. told: is called
-    after every row.
+    A server is asked for no more than its queue holds (`room.Room`) until the documents are in `store`. came: gets the
+    names of documents that have come.
 
     Raises:
-        DataError: no server answers, or all have stopped answering.
+        DataError: no server answers, or all have stopped answering, or the store cannot be read for a while.
     """
     refused: dict[str, str] = {}
     room, manifest = Room(), store.manifest
 
     async def look() -> None:
+        failed = 0
         while True:
-            await asyncio.sleep(PAUSE_S)
-            room.came(await asyncio.to_thread(store.look))
+            await asyncio.sleep(PAUSE_S * 2**failed)
+            try:
+                found = await asyncio.to_thread(store.look)
+            except DataError:  # a store of others, over a network: workers wait for what comes next
+                failed += 1
+                if failed == MOST_FAILED:
+                    raise
+                continue
+            failed = 0
+            room.came(found)
             room.forget_lost()
+            came(found)
 
     left, returned = iter(rows), list[TokenRow]()
     async with make_client(settings) as client:
@@ -75,16 +86,20 @@ async def collect_given(
                 except RequestRefused as error:
                     room.forget([row.id])
                     refused[row.id] = str(error)
-                told()
 
         def kept() -> str:
             return "start a server with EAGLE_FEATURES and run the same command again: what is in the store is kept"
 
-        looking = asyncio.ensure_future(look())
+        asking = work_through(endpoints, work, settings.concurrency, lambda: bool(returned), kept)
+        tasks = [asyncio.ensure_future(job) for job in (asking, look())]
         try:
-            await work_through(endpoints, work, settings.concurrency, lambda: bool(returned), kept)
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:  # `look` ends by an error alone
+                task.result()
         finally:
-            looking.cancel()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
     return refused
 
 

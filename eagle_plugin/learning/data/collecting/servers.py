@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
+import httpx
 from rich.console import Console
 from rich.markup import escape
 
@@ -46,6 +47,7 @@ class FeatureServers:
 
     Raises:
         DataError: none answers.
+        UserError: the key or the certificates of the environment cannot be used.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class FeatureServers:
         """share: of a server's queue, for this process."""
         self._settings, self._console, self._room = settings, console, Room(share)
         self._lock, self._closed = threading.Lock(), False
+        self._client: httpx.AsyncClient | None = None  # until `_open` has made it
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="feature-servers", daemon=True)
         self._thread.start()
@@ -110,10 +113,10 @@ class FeatureServers:
         return future.result()
 
     async def _open(self, urls: Sequence[str]) -> None:
-        self._client = make_client(self._settings)
+        self._client = client = make_client(self._settings)
         self._some, self._freed = asyncio.Event(), asyncio.Event()
         self._slots = asyncio.Semaphore(self._settings.concurrency * len(urls))
-        endpoints = await open_endpoints(urls, self._client, self._settings, self._console)
+        endpoints = await open_endpoints(urls, client, self._settings, self._console)
         self._alive = [endpoint for endpoint in endpoints if not endpoint.dead]
         for endpoint in endpoints:
             if endpoint.dead:
@@ -218,4 +221,5 @@ class FeatureServers:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self._client.aclose()
+        if self._client is not None:
+            await self._client.aclose()

@@ -183,7 +183,7 @@ class TargetEndpoint:
             tried += 1
             try:
                 response = await self._send(lambda: self.client.post(f"{self._base}/v1/{route}", json=body), limit_s)
-            except httpx.TransportError as error:
+            except httpx.HTTPError as error:  # an answer that cannot be decoded as well
                 reason = describe_refusal(error)
                 late += isinstance(error, httpx.ReadTimeout)
                 continue
@@ -231,7 +231,7 @@ class TargetEndpoint:
     async def _is_alive(self) -> bool:
         try:
             response = await self.client.get(f"{self._base}/v1/models", timeout=10)
-        except httpx.TransportError:
+        except httpx.HTTPError:
             return False
         return response.is_success or asks_to_wait(response)
 
