@@ -6,9 +6,10 @@ In a wheel questions and recipes are inside the package (setup.py copies them), 
 from importlib.util import find_spec
 from pathlib import Path
 
-from eagle_plugin.models.catalog import ModelError
+from eagle_plugin.models.catalog import CATALOG, ModelError
 from eagle_plugin.models.hub import fetch_repository
 from eagle_plugin.models.public import HEADS as PUBLIC_HEADS
+from eagle_plugin.models.public import PUBLIC
 
 HEAD = "smollm2-135m-instruct-eagle3"
 HEADS = (HEAD, "smollm2-135m-instruct-peagle")
@@ -41,13 +42,18 @@ def head_folder(name: str | Path) -> Path:
     """The folder of that path, of the shipped head of that name, or of a public model's head, which is downloaded; a
     name of none of them is returned as it is.
 
-    The command that reads the head says what is wrong with a folder, so nothing is refused here. ModelError if the
+    The command that reads the head says what is wrong with a folder. ModelError for the name of a target, or if the
     shipped heads are not installed.
     """
     if Path(name).exists():
         return Path(name)
     if str(name) in PUBLIC_HEADS:
         return fetch_repository(str(name))
+    if str(name) in CATALOG or str(name) in PUBLIC:
+        raise ModelError(
+            f"{name} is the name of a target, wanted a draft head: a folder, or a name such as {HEAD} "
+            "(eagle-plugin models list)"
+        )
     return heads_folder() / name if str(name) in HEADS else Path(name)
 
 

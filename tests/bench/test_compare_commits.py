@@ -44,7 +44,7 @@ def checkouts(tmp_path: Path) -> dict[str, Path]:
 
 
 @pytest.fixture
-def arguments(checkouts, tmp_path, monkeypatch) -> list[str]:
+def arguments(any_head, checkouts, tmp_path, monkeypatch) -> list[str]:
     """Options of a comparison whose servers are peers that import the plugin; the new one has a third of the pauses."""
 
     def command(spec: ServerSpec, port: int) -> list[str]:
