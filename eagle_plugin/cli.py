@@ -13,6 +13,7 @@ from eagle_plugin.common.allow_list import ALLOW_LISTS
 from eagle_plugin.common.command_end import end_of, importing
 from eagle_plugin.common.command_line import Parser, print_table
 from eagle_plugin.common.errors import UserError
+from eagle_plugin.common.installed import install_command
 
 DESCRIPTION = """\
 EAGLE speculative decoding with draft trees for stock inference engines.
@@ -134,7 +135,7 @@ def _naming_packages() -> Iterator[None]:
             raise
         raise CommandError(
             f"this command needs the Python package {error.name}, which is not installed here; use the environment of "
-            "SGLang or vLLM, or run: pip install 'eagle-plugin[learning]'"
+            f"SGLang or vLLM, or run: {install_command('learning')}"
         ) from error
 
 

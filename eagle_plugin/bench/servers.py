@@ -27,6 +27,7 @@ from eagle_plugin.bench.start_log import StartLog
 
 LAST_LINES = 25  # of a log, in an error
 PLUGIN_LINE = re.compile(r"eagle-plugin .*")  # a line of the plugin in the start-up log
+OWN_LINE = re.compile(r"eagle-plugin(?: \d[\w.+]*)?: .*")  # the same, and what it ends a start with
 SERVING = re.compile(r"is served by the plugin")  # the part of such a line that means: the plugin's worker serves
 HANDED_OVER = re.compile(r"is served by \w+'s own worker")  # the engine's serves; also after a line of the other kind
 
@@ -139,7 +140,7 @@ class Server:
                     raise ServerError(
                         self._failure(f"was not ready after {now - self._began:.0f} s, of which it {lack}")
                     )
-                if self.mode == "plugin" and HANDED_OVER.search(_last(self.log_text())):
+                if self.mode == "plugin" and HANDED_OVER.search(_last(PLUGIN_LINE, self.log_text())):
                     check_worker(self, self.mode)
                 progress(f"{self.label}, {now - self._began:.0f} s")
                 with contextlib.suppress(httpx.TransportError):  # not listening yet
@@ -217,7 +218,7 @@ class Server:
         )
 
     def _failure(self, what: str) -> str:
-        own = _last(self.log_text())  # it may be far above the last lines, and is the reason
+        own = _last(OWN_LINE, self.log_text())  # it may be far above the last lines, and is the reason
         said = f"; the plugin logged {own!r}" if own else ""
         return f"{self.label} server {what}{said}; the last lines of {self.log}:\n{self.last_lines()}"
 
@@ -258,9 +259,9 @@ def check_port(port: int) -> None:
             ) from error
 
 
-def _last(log: str) -> str:
-    """The last line of the plugin in a start-up log, "" where there is none."""
-    lines = PLUGIN_LINE.findall(log)
+def _last(line: re.Pattern[str], log: str) -> str:
+    """The last such line of a start-up log, "" where there is none."""
+    lines = line.findall(log)
     return str(lines[-1]).rstrip() if lines else ""
 
 

@@ -9,12 +9,17 @@ import subprocess
 from collections.abc import Mapping
 
 from eagle_plugin.common.errors import UserError
+from eagle_plugin.common.installed import install_command
 from eagle_plugin.doctor.start_command import StartCommand
 from eagle_plugin.runtime.verdict import NAMES, Verdict
 
 SECONDS = 900.0  # an engine is imported, and native kernels may have to be built
 # Without the current folder, which an installed program does not look in either.
-CODE = "import sys; sys.path = [p for p in sys.path if p]; from eagle_plugin.{}.doctor import main; main()"
+# The engine first: where neither is installed, there is nothing that could serve without the plugin.
+CODE = (
+    "import importlib.util, sys; sys.path = [p for p in sys.path if p]; importlib.util.find_spec({0!r}) or "
+    "sys.exit(\"No module named '{0}'\"); from eagle_plugin.{0}.doctor import main; main()"
+)
 MISSING = re.compile(r"No (?:module named|package metadata was found for) '?([\w.-]+)")
 
 
@@ -51,7 +56,7 @@ def _without_answer(command: StartCommand, errors: list[str]) -> Verdict:
     missing = MISSING.search(errors[-1])
     package = missing[1] if missing else ""
     if package == "eagle_plugin":
-        change = f"{python} -m pip install eagle-plugin"
+        change = install_command(python=str(python))
         sentence = f"eagle-plugin is not installed for {python}, so that {name} serves without it"
         return Verdict(name, "", "engine", sentence, changes=[change], plugin="not installed")
     if package.startswith("eagle_plugin."):

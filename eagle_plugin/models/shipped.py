@@ -33,8 +33,8 @@ def heads_folder() -> Path:
         if (place / HEAD / "config.json").is_file():
             return place
     raise ModelError(
-        "the heads of SmolLM2-135M-Instruct are in the package eagle-plugin-heads, which is not installed; install it "
-        "(pip install eagle-plugin-heads, or examples/heads of the repository), or name a head of yours"
+        "the heads of SmolLM2-135M-Instruct are in the package eagle-plugin-heads, which is not installed; run: "
+        "pip install ./examples/heads in the folder of eagle-plugin, or its wheel; or name a head of yours"
     )
 
 

@@ -62,12 +62,16 @@ def test_an_interpreter_without_plugin_or_engine(capsys, tmp_path) -> None:
     python = str(tmp_path / "env/bin/python")
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("PYTHONPATH", raising=False)
-        code, out, _ = run(capsys, "--", python, "-m", "vllm.entrypoints.openai.api_server")
-        assert code == 1 and f"eagle-plugin is not installed for {python}" in " ".join(out.split())
-        assert "-m pip install eagle-plugin" in " ".join(out.split())
+        command_line = [python, "-m", "vllm.entrypoints.openai.api_server"]
+        code, out, err = run(capsys, "--", *command_line)
+        assert (code, out) == (2, "") and "has no Python package vllm, so that it cannot start vLLM" in err
         (own,) = (tmp_path / "env").glob("lib/python*/site-packages")
+        (own / "vllm.py").touch()
+        code, out, _ = run(capsys, "--", *command_line)
+        assert code == 1 and f"eagle-plugin is not installed for {python}" in " ".join(out.split())
+        assert f"{python} -m pip install . in the folder of eagle-plugin" in " ".join(out.split())
         (own / "here.pth").write_text(f"{Path(command.__file__).parents[2]}\n")
-        code, out, err = run(capsys, "--", python, "-m", "vllm.entrypoints.openai.api_server")
+        code, out, err = run(capsys, "--", *command_line)
         assert code == 2 and out == "" and "has no Python package" in err and err.count("\n") == 1
 
 
