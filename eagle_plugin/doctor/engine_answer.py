@@ -47,8 +47,19 @@ def ask(command: StartCommand, base: Mapping[str, str] = os.environ) -> Verdict:
         raise AnswerError(f"{NAMES[command.engine]} has not read its flags within {SECONDS:.0f} s") from None
     lines = done.stdout.splitlines()
     if not done.returncode and lines:
-        return Verdict.read(lines[-1])
+        verdict = Verdict.read(lines[-1])
+        verdict.warnings += _warnings(command, base)
+        return verdict
     return _without_answer(command, done.stderr.splitlines() or [f"exit code {done.returncode}"])
+
+
+def _warnings(command: StartCommand, base: Mapping[str, str]) -> list[str]:
+    """What the start would lack that the engine's parser does not look at."""
+    words, variable = command.arguments, "SGLANG_USE_CPU_ENGINE"
+    on_cpu = "--device=cpu" in words or ("--device", "cpu") in zip(words, words[1:], strict=False)
+    if command.engine != "sglang" or not on_cpu or (dict(base) | command.environment).get(variable) == "1":
+        return []
+    return [f"--device cpu without {variable}=1 in the environment: SGLang does not take the CPU for its device then"]
 
 
 def _without_answer(command: StartCommand, errors: list[str]) -> Verdict:

@@ -41,9 +41,9 @@ ENGINES = {
         8000,
         'exec vllm serve "$target" \\\n'
         '    --speculative-config "{{\\"method\\": \\"{method}\\", \\"model\\": \\"$here/head\\", '
-        '\\"num_speculative_tokens\\": 5{options}}}" \\\n'
+        '\\"num_speculative_tokens\\": ${{DRAFT_TOKENS:-5}}{options}}}" \\\n'
         '    --host "$host" --port "$port" "$@"',
-        {"EAGLE_PLUGIN": "force"},
+        {"EAGLE_PLUGIN": "force", "DRAFT_TOKENS": "7"},  # docs/gpu.md; serve.sh alone is for a CPU too
     ),
 }  # fmt: skip
 SCRIPT = """\
@@ -126,7 +126,8 @@ asks for one GPU.
 """
 FORCED = """\
 In the container `EAGLE_PLUGIN` is `force`: on a GPU the plugin serves in {engine} only with it. With
-`-e EAGLE_PLUGIN=0` the engine serves alone.
+`-e EAGLE_PLUGIN=0` the engine serves alone. `DRAFT_TOKENS` is the number of speculative tokens: 7 in the container, for
+a GPU, and 5 where it is not set, for a CPU.
 
 """
 MOUNTED = "/models/target"
