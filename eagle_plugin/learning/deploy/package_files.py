@@ -94,7 +94,7 @@ head fits a target with the same digests only. `eagle-plugin check TARGET head` 
 | file | what it is |
 |---|---|
 | `head/` | the weights (safetensors) and the config of the draft head |
-| `serve.sh` | starts the engine; variables: `TARGET`, `HOST`, `PORT` |
+| `serve.sh` | starts the engine; variables: `TARGET`, `HOST`, `PORT`{variables} |
 | `Dockerfile` | the engine's image, with the plugin and this package |
 | `kubernetes.yaml` | a Deployment and a Service; the target is on a volume claim named `models` |
 | `package.json` | target, head, versions, lineage and what was measured |
@@ -126,10 +126,10 @@ asks for one GPU.
 """
 FORCED = """\
 In the container `EAGLE_PLUGIN` is `force`: on a GPU the plugin serves in {engine} only with it. With
-`-e EAGLE_PLUGIN=0` the engine serves alone. `DRAFT_TOKENS` is the number of speculative tokens: 7 in the container, for
-a GPU, and 5 where it is not set, for a CPU.
+`-e EAGLE_PLUGIN=0` the engine serves alone.
 
 """
+DRAFT_TOKENS = "; `DRAFT_TOKENS`, the number of speculative tokens: 5, in the container 7, which is for a GPU"
 MOUNTED = "/models/target"
 
 
@@ -172,6 +172,7 @@ def package_files(manifest: dict[str, Any], target: Path | None, options: dict[s
             mounted=mounted,
             learnt=_learnt(manifest["head"].get("training") or {}),
             verdict=verdict or "No benchmark is in this package.",
+            variables=DRAFT_TOKENS if "DRAFT_TOKENS" in engine.environment else "",
             forced=FORCED.format(**values) if engine.environment else "",
             **values,
         ),
