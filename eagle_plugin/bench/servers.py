@@ -219,8 +219,8 @@ class Server:
 
     def _failure(self, what: str) -> str:
         own = _last(OWN_LINE, self.log_text())  # it may be far above the last lines, and is the reason
-        said = f"; the plugin logged {own!r}" if own else ""
-        return f"{self.label} server {what}{said}; the last lines of {self.log}:\n{self.last_lines()}"
+        own_part = f"; the plugin logged {own!r}" if own else ""
+        return f"{self.label} server {what}{own_part}; the last lines of {self.log}:\n{self.last_lines()}"
 
     def _signal(self, number: signal.Signals) -> None:
         if self._process is not None:

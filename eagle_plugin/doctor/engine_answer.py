@@ -55,8 +55,8 @@ def ask(command: StartCommand, base: Mapping[str, str] = os.environ) -> Verdict:
 
 def _warnings(command: StartCommand, base: Mapping[str, str]) -> list[str]:
     """What the start would lack that the engine's parser does not look at."""
-    words, variable = command.arguments, "SGLANG_USE_CPU_ENGINE"
-    on_cpu = "--device=cpu" in words or ("--device", "cpu") in zip(words, words[1:], strict=False)
+    args, variable = command.arguments, "SGLANG_USE_CPU_ENGINE"
+    on_cpu = "--device=cpu" in args or ("--device", "cpu") in zip(args, args[1:], strict=False)
     if command.engine != "sglang" or not on_cpu or (dict(base) | command.environment).get(variable) == "1":
         return []
     return [f"--device cpu without {variable}=1 in the environment: SGLang does not take the CPU for its device then"]
