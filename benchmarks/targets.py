@@ -135,6 +135,7 @@ def rows_of(engine: EngineName, family: str, logs: Path) -> Iterator[Row]:
         for name, spec in specs.items():
             row = Row(family=family, engine=engine, head=KINDS.get(name, ""), served_by="nobody", compared_with=other)
             server = Server.of(spec, logs / family)
+            server.mode = None  # one that the plugin leaves to the engine is a row too
             try:
                 with server:
                     server.wait_ready()

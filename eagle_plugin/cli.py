@@ -13,6 +13,7 @@ from eagle_plugin.common.allow_list import ALLOW_LISTS
 from eagle_plugin.common.command_end import end_of, importing
 from eagle_plugin.common.command_line import Parser, print_table
 from eagle_plugin.common.errors import UserError
+from eagle_plugin.common.installed import install_command
 
 DESCRIPTION = """\
 EAGLE speculative decoding with draft trees for stock inference engines.
@@ -104,7 +105,8 @@ class CommandError(UserError):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code: 0, 2 for anything refused, 130 after Ctrl-C.
 
-    1 is the code of a command that ran and whose result is bad, such as different texts in the demo.
+    1 is the code of a command that ran and whose result is bad, such as different texts in the demo, or a server that
+    ended.
     """
     args = list(sys.argv[1:] if argv is None else argv)
     return end_of(lambda: _run(args), owns_process=argv is None)
@@ -134,7 +136,7 @@ def _naming_packages() -> Iterator[None]:
             raise
         raise CommandError(
             f"this command needs the Python package {error.name}, which is not installed here; use the environment of "
-            "SGLang or vLLM, or run: pip install 'eagle-plugin[learning]'"
+            f"SGLang or vLLM, or run: {install_command('learning')}"
         ) from error
 
 
@@ -189,8 +191,11 @@ def _models_list(arguments: argparse.Namespace) -> None:
 def _models_get(arguments: argparse.Namespace) -> None:
     with importing():
         from eagle_plugin.common.progress import progress_bar
-        from eagle_plugin.models import PUBLIC, fetch_repository, get_model
+        from eagle_plugin.models import HEADS, PUBLIC, fetch_repository, get_model, head_folder
 
+    if arguments.name in HEADS:
+        print(head_folder(arguments.name))  # it is installed, not fetched
+        return
     if arguments.name in PUBLIC:
         public = PUBLIC[arguments.name]
         for repository in (public.target, public.head):

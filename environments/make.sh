@@ -52,8 +52,11 @@ packages() { # packages ENV LOCK...
     local env=$1 uv lock; shift
     local locks=()
     for lock in "$@"; do locks+=(-r "$lock"); done
-    "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null ||
-        fail "$PYTHON is missing or older than 3.10; name another one: make PYTHON=python3.11 env"
+    local last=14 # of Python 3, that the engine takes
+    case "$*" in *environments/sglang*) last=13 ;; esac
+    "$PYTHON" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, int(sys.argv[1])))' "$last" 2>/dev/null ||
+        fail "$PYTHON is missing or not Python 3.11 to 3.$last, which this environment needs; name another one:" \
+            "make PYTHON=python3.11 env"
     uv=$(find_uv)
     if [ -n "$uv" ]; then
         say "filling $env with $($uv --version)"

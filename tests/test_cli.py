@@ -126,8 +126,10 @@ def test_a_name_of_the_catalogue_is_a_target_of_every_command(capsys, monkeypatc
 
 def test_the_shipped_head_and_recipe_have_names(capsys):
     assert (head_folder(HEAD) / "model.safetensors").is_file() and head_folder("other") == Path("other")
-    code, out, _ = run(capsys, "models", "path", HEAD)
-    assert code == 0 and Path(out.strip()) == head_folder(HEAD)
+    for action in ("path", "get"):
+        code, out, _ = run(capsys, "models", action, HEAD)
+        assert code == 0 and Path(out.strip()) == head_folder(HEAD)
+    assert "gpt-oss-20b" in refused(capsys, "models", "get", "gpt-5")  # all names
     assert recipe_file(NAME).is_file() and recipe_file("mine.yaml") == Path("mine.yaml")
 
 

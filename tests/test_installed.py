@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -30,3 +32,14 @@ def test_each_library_is_named_with_its_version(monkeypatch: pytest.MonkeyPatch)
     assert installed.kernel_libraries() == "flashinfer-python 0.7.2 sglang-kernel 0.4.10"  # once per process
     installed.kernel_libraries.cache_clear()
     assert "flashinfer-python 0.7.3" in installed.kernel_libraries()
+
+
+def test_no_message_advises_a_package_that_no_index_has() -> None:
+    """`install_command` says where eagle-plugin is installed from."""
+    assert installed.install_command("data").startswith("pip install '.[data]' in the folder of eagle-plugin")
+    assert installed.install_command(python="/x/python").startswith("/x/python -m pip install . in the folder")
+    root = Path(installed.__file__).parents[2]
+    sources = [*(root / "eagle_plugin").rglob("*.py"), *(root / "compat/sglang-cpu/src").rglob("*.py")]
+    sources += [root / "setup.py", root / "environments/make.sh", *(root / "tools").rglob("*.py")]
+    advice = re.compile(r"pip install (?:'|\")?eagle[-_]plugin")
+    assert [str(path) for path in sources if advice.search(path.read_text("utf-8"))] == []

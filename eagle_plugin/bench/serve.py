@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,7 +28,7 @@ from eagle_plugin.bench.progress import Steps
 from eagle_plugin.bench.public_heads import check_public_head, public_head
 from eagle_plugin.bench.servers import Server, ServerError, check_worker
 from eagle_plugin.bench.spec import CACHE_TOKENS, CONTEXT, SPARE_TOKENS, ServerSpec
-from eagle_plugin.common.command_end import sigterm_as_exit
+from eagle_plugin.common.command_end import INTERRUPTED, REFUSED, sigterm_as_exit
 from eagle_plugin.common.command_line import Parser, port_number, positive_number
 from eagle_plugin.common.errors import UserError
 from eagle_plugin.models import PUBLIC
@@ -111,7 +110,7 @@ def _head(options: argparse.Namespace, target: Path) -> Path:
     """The head that the options name, or, of a public model, its own in the form that the engine reads."""
     if options.head is None and options.target in PUBLIC:
         return public_head(PUBLIC[options.target], options.engine, target)
-    return resolve_head(options.head, target)
+    return resolve_head(options.head, target, options.engine)
 
 
 def curl_example(url: str) -> str:
@@ -128,14 +127,15 @@ def curl_example(url: str) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve until Ctrl-C (returns 0; 130 before it serves) or until the server ends by itself (returns 1).
 
-    The last log lines of a server that ends by itself are printed.
+    2 if what was asked is refused before the server is started. The last log lines of a server that ends by itself are
+    printed.
     """
     options = parse(argv)
-    stopped = 128 + signal.SIGINT
+    stopped, before = INTERRUPTED, Server.started
     console = Console()
     with sigterm_as_exit():
         try:
-            check_engine(options.engine, options.device)
+            check_engine(options.engine, options.device, not options.plain)
             if options.head is None and options.target in PUBLIC and not options.plain:
                 check_public_head(PUBLIC[options.target], options.engine)
             spec = server_spec(options, resolve_target(options.target, console))
@@ -156,7 +156,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                     server.check_alive("while it was serving")
         except (ServerError, UserError, ValueError) as error:
             console.print(f"[bold red]serve failed:[/] {escape(str(error))}", soft_wrap=True)
-            return 1
+            return 1 if Server.started > before else REFUSED
         except KeyboardInterrupt:
             console.print("\nstopped")
             return stopped

@@ -13,19 +13,21 @@ import textwrap
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import ClassVar
 
 import httpx
-import psutil
 
 from eagle_plugin.bench.engine import Engine, EngineEndpoint
 from eagle_plugin.bench.engines import ENGINES
 from eagle_plugin.bench.memory import available_bytes, enough_to_try_again, gib, lacked_memory, least_bytes
 from eagle_plugin.bench.orphans import Guard
+from eagle_plugin.bench.process_group import cpu_clock_of, members_of, memory_bytes_of
 from eagle_plugin.bench.spec import Mode, ServerSpec
 from eagle_plugin.bench.start_log import StartLog
 
 LAST_LINES = 25  # of a log, in an error
 PLUGIN_LINE = re.compile(r"eagle-plugin .*")  # a line of the plugin in the start-up log
+OWN_LINE = re.compile(r"eagle-plugin(?: \d[\w.+]*)?: .*")  # the same, and what it ends a start with
 SERVING = re.compile(r"is served by the plugin")  # the part of such a line that means: the plugin's worker serves
 HANDED_OVER = re.compile(r"is served by \w+'s own worker")  # the engine's serves; also after a line of the other kind
 
@@ -55,6 +57,9 @@ def child_environment(spec: ServerSpec, base: Mapping[str, str]) -> dict[str, st
 class Server:
     """One server process in its own process group; used as a context manager, it always stops the whole group."""
 
+    started: ClassVar[int] = 0  # by this process, until now
+    running: ClassVar[set[Server]] = set()  # of these, those that are not stopped
+
     def __init__(
         self,
         command: list[str],
@@ -65,10 +70,12 @@ class Server:
         engine: Engine = ENGINES["sglang"],
         directory: Path | None = None,
         needed: int = 0,
+        mode: Mode | None = None,
     ) -> None:
-        """needed: bytes of memory that the server takes at the least; 0 if unknown."""
+        """needed: bytes of memory that the server takes at the least; 0 if unknown. mode: what has to serve, if known;
+        where it is "plugin", `wait_ready` does not wait for a server that the plugin has left to the engine."""
         self.command, self.port, self.label, self.log = command, port, label, log
-        self.directory, self.needed = directory, needed
+        self.directory, self.needed, self.mode = directory, needed, mode
         self._available = 0  # bytes, when it was started
         self.environment = dict(environment)
         self.url = f"http://127.0.0.1:{port}"
@@ -91,7 +98,7 @@ class Server:
         engine = ENGINES[spec.engine]
         environment = child_environment(spec, os.environ)
         command, log = engine.command(spec, port), logs / f"{spec.label}.log"
-        return cls(command, port, spec.label, log, environment, engine, spec.directory, least_bytes(spec))
+        return cls(command, port, spec.label, log, environment, engine, spec.directory, least_bytes(spec), spec.mode)
 
     def start(self) -> Server:
         """Launch the process without waiting for it."""
@@ -108,6 +115,8 @@ class Server:
                 start_new_session=True,  # a Ctrl-C goes to this process only, which then stops the group
             )
         self._began = time.monotonic()
+        Server.started += 1
+        Server.running.add(self)
         atexit.register(self.stop)
         self._guard = Guard(self._process.pid)
         return self
@@ -118,7 +127,8 @@ class Server:
         A large target may load and compile for longer than any limit; an engine prints meanwhile how far it is.
 
         Raises:
-            ServerError: it ended, or it printed nothing for `silence_s` seconds, or nothing new (`StartLog`).
+            ServerError: it ended, or it printed nothing for `silence_s` seconds, or nothing new (`StartLog`), or the
+                plugin has left it to the engine's own worker.
         """
         log = StartLog(self.log, self._began)
         with httpx.Client(base_url=self.url, timeout=15.0, trust_env=False) as client:
@@ -130,6 +140,8 @@ class Server:
                     raise ServerError(
                         self._failure(f"was not ready after {now - self._began:.0f} s, of which it {lack}")
                     )
+                if self.mode == "plugin" and HANDED_OVER.search(_last(PLUGIN_LINE, self.log_text())):
+                    check_worker(self, self.mode)
                 progress(f"{self.label}, {now - self._began:.0f} s")
                 with contextlib.suppress(httpx.TransportError):  # not listening yet
                     if client.get("/health").status_code == 200:
@@ -166,6 +178,7 @@ class Server:
                 if not self.members():
                     self._process.wait()
                     self._process = None
+                    Server.running.discard(self)
                     if self._guard is not None:  # until now: this process may be killed while it waits
                         self._guard.dismiss()
                         self._guard = None
@@ -175,45 +188,15 @@ class Server:
 
     def members(self) -> list[int]:
         """The ids of the group's processes that still run (zombies are left out)."""
-        found = []
-        if self._process is not None:
-            for process in psutil.process_iter(["status"]):
-                try:
-                    ours = os.getpgid(process.pid) == self._process.pid
-                except OSError:
-                    continue
-                if ours and process.info["status"] != psutil.STATUS_ZOMBIE:
-                    found.append(process.pid)
-        return found
+        return [] if self._process is None else members_of(self._process.pid)
 
     def cpu_clock(self) -> Callable[[], float]:
-        """A function that gives the processor time, in seconds, of the processes that the group has now.
-
-        To find them takes longer than to read their times, so they are found once.
-        """
-        processes = []
-        for pid in self.members():
-            with contextlib.suppress(psutil.NoSuchProcess):
-                processes.append(psutil.Process(pid))
-
-        def read() -> float:
-            total = 0.0
-            for process in processes:
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    times = process.cpu_times()
-                    total += times.user + times.system + times.children_user + times.children_system
-            return total
-
-        return read
+        """A function that gives the processor time, in seconds, of the processes that the group has now."""
+        return cpu_clock_of(self.members())
 
     def memory_bytes(self) -> int:
         """Memory of the group's processes; what they share counts once (Linux's PSS, elsewhere the resident size)."""
-        total = 0
-        for pid in self.members():
-            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-                found = psutil.Process(pid).memory_full_info()
-                total += getattr(found, "pss", found.rss)
-        return total
+        return memory_bytes_of(self.members())
 
     def log_text(self) -> str:
         """Everything that the server has printed until now."""
@@ -235,7 +218,9 @@ class Server:
         )
 
     def _failure(self, what: str) -> str:
-        return f"{self.label} server {what}; the last lines of {self.log}:\n{self.last_lines()}"
+        own = _last(OWN_LINE, self.log_text())  # it may be far above the last lines, and is the reason
+        own_part = f"; the plugin logged {own!r}" if own else ""
+        return f"{self.label} server {what}{own_part}; the last lines of {self.log}:\n{self.last_lines()}"
 
     def _signal(self, number: signal.Signals) -> None:
         if self._process is not None:
@@ -272,6 +257,12 @@ def check_port(port: int) -> None:
                 f"port {port} of 127.0.0.1 cannot be used ({error.strerror}); stop the program that listens there, "
                 "name another port with --port, or leave --port out for a free one"
             ) from error
+
+
+def _last(line: re.Pattern[str], log: str) -> str:
+    """The last such line of a start-up log, "" where there is none."""
+    lines = line.findall(log)
+    return str(lines[-1]).rstrip() if lines else ""
 
 
 def check_worker(server: Server, mode: Mode) -> str:

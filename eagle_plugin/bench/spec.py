@@ -50,6 +50,11 @@ class ServerSpec:
     def __post_init__(self) -> None:
         if self.mode != "plain" and self.head is None:
             raise ValueError(f"mode {self.mode!r} needs a draft head, found none; give its folder with --head")
+        fault = self.shape.fault()
+        if self.engine == "vllm" and self.shape.steps >= self.shape.width:
+            fault = fault or f"vLLM drafts {self.shape.width - 1} tokens per round, and steps may not be more"
+        if self.mode == "plugin" and fault:
+            raise ValueError(f"the plugin serves no tree {self.shape} (steps/topk/nodes): {fault}; give another one")
 
     def for_concurrency(self, requests: int) -> ServerSpec:
         """The same server for so many requests at a time, with room in the cache for `TOKENS_PER_REQUEST` of each."""

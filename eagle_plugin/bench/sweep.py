@@ -101,7 +101,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     steps = Steps(Console())
 
     def command() -> int:
-        check_engine(options.engine, options.device)
+        check_engine(options.engine, options.device, options.mode == "plugin")
         target, device = resolve_target(options.target, steps.console), chosen_device(options.device)
         threads = options.threads or ENGINES[options.engine].default_threads(usable_cores())
         plain = ServerSpec(
@@ -113,10 +113,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             extra_flags=options.engine_flags,
         )
         fixed = {"EAGLE_POLICY": "fixed"}  # the shape itself is measured, not what a policy makes of it
-        candidate = replace(plain, mode=options.mode, head=resolve_head(options.head, target), environment=fixed)
+        head = resolve_head(options.head, target, options.engine)
+        candidate = replace(plain, mode=options.mode, head=head, environment=fixed)
         repeats = assign_rounds(read_questions(question_files()))[: options.rounds]
         sampling = Sampling(max_tokens=options.max_tokens)
         shapes = options.shapes or ENGINES[options.engine].sweep_shapes[options.mode]
+        for shape in shapes:  # one that cannot be served is refused before the first is measured
+            replace(candidate, shape=shape)
         results = []
         for result in sweep(plain, candidate, shapes, repeats, sampling, options.out / "logs", steps):
             results.append(result)
@@ -126,4 +129,4 @@ def main(argv: Sequence[str] | None = None) -> int:
         steps.console.print(sweep_table(results, title))
         return 0
 
-    return exit_status("sweep", steps.console, command)
+    return exit_status("bench", steps.console, command)

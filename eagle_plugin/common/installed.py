@@ -17,6 +17,16 @@ def version_of(distribution: str) -> str:
         return ""
 
 
+def install_command(extra: str = "", python: str = "") -> str:
+    """How a user installs eagle-plugin, with what an extra of it names: no index has it.
+
+    python: an interpreter, for whose environment it is; "" for the pip on PATH.
+    """
+    pip = f"{python} -m pip" if python else "pip"
+    what = f"'.[{extra}]'" if extra else "."
+    return f"{pip} install {what} in the folder of eagle-plugin, or the file of its wheel in place of the dot"
+
+
 @functools.cache
 def kernel_libraries() -> str:
     """The installed libraries of kernels, each with its version."""

@@ -35,6 +35,16 @@ class Shape(NamedTuple):
         """Deterministic drafts of which the nodes are chosen."""
         return self.topk * (1 + self.draft_slots) if self.steps else 0
 
+    def fault(self) -> str:
+        """Why the plugin serves no tree with these caps, as one clause; "" where it does."""
+        if self.steps < 1 or self.topk < 1 or self.width < 2:
+            return "steps and topk have to be at least 1, and nodes at least 2"
+        if self.width > MAX_WIDTH:
+            return f"a tree has at most {MAX_WIDTH} nodes"
+        if self.draft_slots > MAX_WIDTH:
+            return f"(steps - 1) * topk is {self.draft_slots}, wanted at most {MAX_WIDTH}"
+        return ""
+
     def within_steps(self, most: int | None) -> Shape:
         """The same caps with at most so many levels (None: any), and no more nodes than those have drafts for."""
         if most is None or most >= self.steps:

@@ -9,12 +9,17 @@ import subprocess
 from collections.abc import Mapping
 
 from eagle_plugin.common.errors import UserError
+from eagle_plugin.common.installed import install_command
 from eagle_plugin.doctor.start_command import StartCommand
 from eagle_plugin.runtime.verdict import NAMES, Verdict
 
 SECONDS = 900.0  # an engine is imported, and native kernels may have to be built
 # Without the current folder, which an installed program does not look in either.
-CODE = "import sys; sys.path = [p for p in sys.path if p]; from eagle_plugin.{}.doctor import main; main()"
+# The engine first: where neither is installed, there is nothing that could serve without the plugin.
+CODE = (
+    "import importlib.util, sys; sys.path = [p for p in sys.path if p]; importlib.util.find_spec({0!r}) or "
+    "sys.exit(\"No module named '{0}'\"); from eagle_plugin.{0}.doctor import main; main()"
+)
 MISSING = re.compile(r"No (?:module named|package metadata was found for) '?([\w.-]+)")
 
 
@@ -42,8 +47,19 @@ def ask(command: StartCommand, base: Mapping[str, str] = os.environ) -> Verdict:
         raise AnswerError(f"{NAMES[command.engine]} has not read its flags within {SECONDS:.0f} s") from None
     lines = done.stdout.splitlines()
     if not done.returncode and lines:
-        return Verdict.read(lines[-1])
+        verdict = Verdict.read(lines[-1])
+        verdict.warnings += _warnings(command, base)
+        return verdict
     return _without_answer(command, done.stderr.splitlines() or [f"exit code {done.returncode}"])
+
+
+def _warnings(command: StartCommand, base: Mapping[str, str]) -> list[str]:
+    """What the start would lack that the engine's parser does not look at."""
+    args, variable = command.arguments, "SGLANG_USE_CPU_ENGINE"
+    on_cpu = "--device=cpu" in args or ("--device", "cpu") in zip(args, args[1:], strict=False)
+    if command.engine != "sglang" or not on_cpu or (dict(base) | command.environment).get(variable) == "1":
+        return []
+    return [f"--device cpu without {variable}=1 in the environment: SGLang does not take the CPU for its device then"]
 
 
 def _without_answer(command: StartCommand, errors: list[str]) -> Verdict:
@@ -51,7 +67,7 @@ def _without_answer(command: StartCommand, errors: list[str]) -> Verdict:
     missing = MISSING.search(errors[-1])
     package = missing[1] if missing else ""
     if package == "eagle_plugin":
-        change = f"{python} -m pip install eagle-plugin"
+        change = install_command(python=str(python))
         sentence = f"eagle-plugin is not installed for {python}, so that {name} serves without it"
         return Verdict(name, "", "engine", sentence, changes=[change], plugin="not installed")
     if package.startswith("eagle_plugin."):

@@ -8,10 +8,10 @@ import platform
 import sys
 import tempfile
 from importlib import metadata
-from pathlib import Path
 from typing import NamedTuple
 
 import eagle_plugin
+from eagle_plugin.common.cache_folder import VARIABLE, cache_folder
 from eagle_plugin.common.errors import first_line
 from eagle_plugin.runtime.startup import SWITCH, VALUES, switched_off
 from eagle_plugin.runtime.verdict import NAMES, not_loaded
@@ -41,13 +41,14 @@ def look() -> tuple[list[Finding], bool]:
     ]
     engines = [_engine(engine) for engine in NAMES]
     findings += [found for found, _ in engines]
-    findings += [_switch(), _kernels(), _device(), _self_test(), _cache()]
+    kernels, can_load = _kernels()
+    findings += [_switch(), kernels, _device(), _self_test(), _cache()]
     findings += [
         Finding(name, value)
         for name, value in sorted(os.environ.items())
         if name.startswith("EAGLE_") and name != SWITCH or name in VARIABLES
     ]
-    return findings, not switched_off() and any(is_asked for _, is_asked in engines)
+    return findings, can_load and not switched_off() and any(is_asked for _, is_asked in engines)
 
 
 def _version(*distributions: str) -> str:
@@ -83,16 +84,18 @@ def _switch() -> Finding:
     return Finding(SWITCH, {"0": "0: switched off", "1": "1: on"}.get(value, f"{value}: on, in untested releases too"))
 
 
-def _kernels() -> Finding:
+def _kernels() -> tuple[Finding, bool]:
+    """The kernels, and whether a server could load them."""
     if importlib.util.find_spec("torch") is None:
-        return Finding("kernels", "none: they need torch, which comes with the engine", True)
+        return Finding("kernels", "none: they need torch, which comes with the engine", True), False
     from eagle_plugin.kernels import loader
 
     try:
         native = loader.backend() == "native"
     except (RuntimeError, OSError, ValueError) as error:
-        return Finding("kernels", first_line(error), True)
-    return Finding("kernels", "native (C++)" if native else "torch: no native library, which is slower", not native)
+        return Finding("kernels", first_line(error), True), False
+    text = "native (C++)" if native else "torch: no native library, which is slower"
+    return Finding("kernels", text, not native), True
 
 
 def _device() -> Finding:
@@ -120,11 +123,11 @@ def _self_test() -> Finding:
 
 
 def _cache() -> Finding:
-    folder = Path(os.environ.get("EAGLE_CACHE_DIR") or "~/.cache/eagle-plugin").expanduser()
+    folder = cache_folder()
     there = next(path for path in (folder, *folder.parents) if path.exists())
     try:
         with tempfile.TemporaryFile(dir=there):
             return Finding("cache", f"{folder} can be written")
     except OSError as error:
         reason = f"{folder} cannot be written ({error.strerror}): kernels are built and costs measured at every start"
-        return Finding("cache", f"{reason}; set EAGLE_CACHE_DIR", True)
+        return Finding("cache", f"{reason}; {'correct' if os.environ.get(VARIABLE) else 'set'} {VARIABLE}", True)

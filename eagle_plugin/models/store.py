@@ -2,7 +2,6 @@
 
 import errno
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -10,6 +9,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from eagle_plugin.common.cache_folder import cache_folder
 from eagle_plugin.models import fetch, gguf
 from eagle_plugin.models.catalog import ModelError, PackageFile, find
 from eagle_plugin.models.fetch import sha256_of
@@ -18,13 +18,6 @@ MANIFEST = "eagle-manifest.json"
 LAYOUT = 1  # increase it when the converter writes other files: older folders are then made again
 
 Stage = Callable[[str, float], None]  # called with what is being done and the share that is done, 0 to 1
-
-
-def cache_folder() -> Path:
-    """EAGLE_CACHE_DIR, or eagle-plugin in the XDG cache."""
-    if own := os.environ.get("EAGLE_CACHE_DIR"):
-        return Path(own).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "eagle-plugin"
 
 
 def model_folder(name: str) -> Path:

@@ -5,7 +5,9 @@ from pathlib import Path
 from eagle_plugin.common.progress import progress_bar
 from eagle_plugin.models.catalog import CATALOG, ModelError
 from eagle_plugin.models.hub import fetch_repository
+from eagle_plugin.models.public import HEADS as PUBLIC_HEADS
 from eagle_plugin.models.public import PUBLIC
+from eagle_plugin.models.shipped import HEADS
 from eagle_plugin.models.store import Stage, get_model, installed, model_folder
 
 
@@ -20,6 +22,10 @@ def target_folder(name: str | Path, report: Stage | None = None) -> Path:
         return folder
     if str(name) in PUBLIC:
         return fetch_repository(PUBLIC[str(name)].target)
+    if str(name) in (*HEADS, *PUBLIC_HEADS):
+        raise ModelError(
+            f"{name} is the name of a draft head, wanted a target: a folder, or a name such as {next(iter(CATALOG))}"
+        )
     if str(name) not in CATALOG:
         raise ModelError(
             f"target {name} is neither a folder nor a model of `eagle-plugin models list` ({', '.join(CATALOG)}, ...); "

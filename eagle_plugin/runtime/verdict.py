@@ -23,6 +23,7 @@ from typing import Any, Literal
 import eagle_plugin
 from eagle_plugin.common.allow_list import ALLOW_LISTS, ENTRY_POINT
 from eagle_plugin.common.errors import UserError, first_line
+from eagle_plugin.common.installed import install_command
 from eagle_plugin.common.url_credentials import without_credentials
 from eagle_plugin.runtime.startup import SWITCH, switched_off
 
@@ -107,7 +108,7 @@ def not_loaded(engine: str) -> tuple[str, str] | None:
         return (
             f"eagle-plugin is not installed as a plugin of {NAMES[engine]} for {sys.executable}: the group "
             f"{GROUPS[engine]} has no entry point {ENTRY_POINT}",
-            f"{sys.executable} -m pip install eagle-plugin",
+            install_command(python=sys.executable),
         )
     allowed = ALLOW_LISTS[engine]
     if allowed.drops():

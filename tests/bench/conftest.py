@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from eagle_plugin.bench import choices
 from eagle_plugin.bench.servers import Server, free_port
 
 PEER = Path(__file__).parents[1] / "support/peer.py"
@@ -19,6 +20,12 @@ def pace() -> tuple[float, float]:
     """Seconds that a peer waits before the first word of an answer, and before each other word."""
     names = runpy.run_path(str(PEER), run_name="peer")
     return names["FIRST_S"], names["GAP_S"]
+
+
+@pytest.fixture
+def any_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every folder is a head of every target, in a test whose servers read none."""
+    monkeypatch.setattr(choices, "check_fits", lambda *_: None)
 
 
 @pytest.fixture

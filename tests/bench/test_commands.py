@@ -68,6 +68,7 @@ def test_serve_refuses_flags_that_contradict(flags, message, capsys):
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("any_head")
 def test_the_shipped_head_is_for_its_own_target_only(tmp_path):
     """By the folder's name, as the hub writes it too; any other target needs a head of its own."""
     assert choices.resolve_head(None, Path("models/SmolLM2-135M-Instruct")).name == HEAD
@@ -101,6 +102,7 @@ def test_a_device_that_is_not_there_is_refused():
         serve.server_spec(serve.parse(["--plain", "--device", "cuda"]), Path("any-target"))
 
 
+@pytest.mark.usefixtures("any_head")
 @pytest.mark.parametrize("has_gpu", [False, True])
 def test_commands_serve_on_a_gpu_if_there_is_one(has_gpu, tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
@@ -147,12 +149,12 @@ def test_questions_are_found_from_any_folder(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("main", [demo.main, serve.main])
 def test_a_folder_without_a_checkpoint_is_refused(main, tmp_path, capsys):
-    assert main(["--target", str(tmp_path), "--out", str(tmp_path)]) == 1
+    assert main(["--target", str(tmp_path), "--out", str(tmp_path)]) == 2
     assert "no config.json there" in capsys.readouterr().out
 
 
 def test_an_unknown_model_is_refused(tmp_path, capsys):
-    assert demo.main(["--target", "no-such-model", "--out", str(tmp_path)]) == 1
+    assert demo.main(["--target", "no-such-model", "--out", str(tmp_path)]) == 2
     assert "no-such-model" in capsys.readouterr().out
 
 
@@ -207,7 +209,7 @@ TP = ("--tensor-parallel-size", "2")
         ("benchmark", ["--sets", "shipped"]),
     ],
 )
-def test_flags_after_two_dashes_reach_every_server(name, more, tmp_path, monkeypatch, capsys):
+def test_flags_after_two_dashes_reach_every_server(name, more, any_head, tmp_path, monkeypatch, capsys):
     """Of all the servers that a comparison starts: the plain one has the same flags as those with drafts."""
     specs: dict[object, ServerSpec] = {}
 
@@ -223,7 +225,7 @@ def test_flags_after_two_dashes_reach_every_server(name, more, tmp_path, monkeyp
         monkeypatch.setattr(module, "serving", stop)
     positional = [str(tmp_path / "target")] if name == "benchmark" else ["--target", str(tmp_path / "target")]
     given = [*positional, "--head", str(tmp_path / "head"), "--engine", "vllm", "--device", "cpu"]
-    assert main([*name.split(), *given, *more, "--out", str(tmp_path / "out"), "--", *TP]) == 1
+    assert main([*name.split(), *given, *more, "--out", str(tmp_path / "out"), "--", *TP]) == 2
     assert "stopped" in capsys.readouterr().out and specs
     for spec in specs.values():
         assert tuple(ENGINES["vllm"].command(spec, 1)[-2:]) == TP
@@ -270,7 +272,7 @@ def test_the_servers_of_a_gpu_start_one_after_the_other_and_share_its_memory(oth
     ("architecture", "algorithm"),
     [("LlamaForCausalLMEagle", "EAGLE"), ("LlamaForCausalLMEagle3", "EAGLE3"), ("DFlashDraftModel", "DFLASH")],
 )
-def test_every_command_serves_the_kind_of_the_head(architecture, algorithm, tmp_path, monkeypatch):
+def test_every_command_serves_the_kind_of_the_head(architecture, algorithm, any_head, tmp_path, monkeypatch):
     for folder in ("target", "head"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "config.json").write_text(json.dumps({"architectures": [architecture]}))

@@ -44,7 +44,7 @@ def checkouts(tmp_path: Path) -> dict[str, Path]:
 
 
 @pytest.fixture
-def arguments(checkouts, tmp_path, monkeypatch) -> list[str]:
+def arguments(any_head, checkouts, tmp_path, monkeypatch) -> list[str]:
     """Options of a comparison whose servers are peers that import the plugin; the new one has a third of the pauses."""
 
     def command(spec: ServerSpec, port: int) -> list[str]:
@@ -123,7 +123,7 @@ def test_the_working_directory_does_not_come_first(compare_commits, checkouts, t
 
 def test_a_checkout_without_environment_is_refused(compare_commits, arguments, checkouts, capsys):
     at = arguments.index("--base-python")
-    assert compare_commits.main(arguments[:at] + arguments[at + 2 :]) == 1
+    assert compare_commits.main(arguments[:at] + arguments[at + 2 :]) == 2
     assert "no such file; run `make env` in" in capsys.readouterr().out
-    assert compare_commits.main([*arguments, "--base", str(checkouts["base"].parent)]) == 1
+    assert compare_commits.main([*arguments, "--base", str(checkouts["base"].parent)]) == 2
     assert "give the root of a checkout" in capsys.readouterr().out

@@ -23,7 +23,7 @@ GAPS = {"plain": 0.03, "builtin": 0.02, "plugin": 0.01}  # seconds per token
 
 
 @pytest.fixture
-def arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def arguments(any_head: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Options of a demo whose servers are peers."""
 
     def command(spec: ServerSpec, port: int) -> list[str]:

@@ -239,6 +239,14 @@ def test_a_server_that_tells_nothing(text: str | None, why: str, server: tuple[s
     assert err.startswith(f"error: {url}") and why in err
 
 
+def test_an_address_without_http() -> None:
+    for address in ("127.0.0.1:30000", "server.example:8000/metrics"):
+        with pytest.raises(SourceError, match=f"{address} is no file; for a server begin the address with http://"):
+            read_report(address)
+    with pytest.raises(SourceError, match="server.log cannot be read"):
+        read_report("server.log")
+
+
 def test_a_server_that_does_not_answer() -> None:
     with pytest.raises(SourceError, match="http://127.0.0.1:9 does not answer .*: check address and port"):
         read_report("http://127.0.0.1:9")

@@ -91,6 +91,37 @@ def test_a_server_that_repeats_a_line_is_given_up(tmp_path):
         server.wait_ready(2.0)
 
 
+def test_a_server_that_the_plugin_leaves_to_the_engine_is_not_waited_for(tmp_path):
+    """The line comes before the target is loaded, and other lines after it."""
+    code = (
+        "import time\n"
+        "print('eagle-plugin 0.1.0: EAGLE3 is served by SGLang\\'s own worker: --pp-size 2: not served', flush=True)\n"
+        "print('loading', flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    with script(tmp_path, code) as server:
+        server.mode = "plugin"
+        with pytest.raises(ServerError, match="the plugin does not serve: it logged .*--pp-size 2: not served"):
+            server.wait_ready(30.0)
+    silent = script(tmp_path, "")  # of the engine's own speculation the line says nothing new
+    silent.mode = "builtin"
+    assert Server.of(ServerSpec(TARGET, "plugin", HEAD), tmp_path).mode == "plugin"
+    with pytest.raises(ServerError, match="ended with exit code 0"), silent:
+        silent.wait_ready(30.0)
+
+
+def test_a_failure_begins_with_the_plugins_own_line(tmp_path):
+    """It is above the last lines that are shown, and often the reason."""
+    code = (
+        "print('[now] eagle-plugin: the head does not fit')\nfor i in range(99): print('line', i)\nraise SystemExit(3)"
+    )
+    with script(tmp_path, code) as server, pytest.raises(ServerError) as failure:
+        server.wait_ready(30.0)
+    first, *others = str(failure.value).splitlines()
+    assert "exit code 3" in first and "the plugin logged 'eagle-plugin: the head does not fit'" in first
+    assert others[-1] == "  | line 98" and not any("eagle-plugin" in line for line in others)
+
+
 def test_a_server_that_prints_how_far_it_is_may_take_longer(tmp_path):
     """Of a large target: 8 lines in 4 s, while 2 s without one would be too long."""
     code = (

@@ -75,7 +75,30 @@ def test_vllm_is_told_of_a_head_that_drafts_in_parallel(tmp_path, tiny_target, t
     for head, wanted in ((tiny_eagle3, None), (tmp_path / "peagle", True)):
         write_package(tiny_target, head, tmp_path / "made", "vllm")
         (line,) = re.findall(r'--speculative-config "(.*)" \\\n', (tmp_path / "made/serve.sh").read_text())
-        assert json.loads(line.replace('\\"', '"')).get("parallel_drafting") is wanted
+        assert json.loads(json_of(line)).get("parallel_drafting") is wanted
+
+
+def json_of(line: str, tokens: str = "5") -> str:
+    """What the shell makes of the option's value."""
+    return line.replace("${DRAFT_TOKENS:-5}", tokens).replace('\\"', '"')
+
+
+def test_the_number_of_speculative_tokens_is_that_of_the_documents(tmp_path, tiny_target, tiny_eagle3, capsys) -> None:
+    """Of vLLM: in the container, which has a GPU, and where serve.sh runs without it."""
+    numbers = {}
+    for page in ("gpu.md", "vllm.md"):
+        text = (Path(__file__).parents[2] / "docs" / page).read_text("utf-8")
+        numbers[page] = re.findall(r'"num_speculative_tokens": (\d+)[}]', text)[0]
+    write_package(tiny_target, tiny_eagle3, tmp_path / "made", "vllm")
+    assert f"\nENV DRAFT_TOKENS={numbers['gpu.md']}\n" in (tmp_path / "made/Dockerfile").read_text()
+    (line,) = re.findall(r'--speculative-config "(.*)" \\\n', (tmp_path / "made/serve.sh").read_text())
+    assert f"${{DRAFT_TOKENS:-{numbers['vllm.md']}}}" in line
+    done = subprocess.run(["sh", "-c", f'here=/x; echo "{line}"'], env={"DRAFT_TOKENS": "9"}, capture_output=True)
+    assert json.loads(done.stdout)["num_speculative_tokens"] == 9
+    out = tmp_path / "head"
+    assert main(["export", str(tiny_eagle3), str(out), "--target", str(tiny_target)]) == 0
+    printed = capsys.readouterr().out
+    assert re.findall(r'"num_speculative_tokens": (\d+)', printed) == [numbers["vllm.md"], numbers["gpu.md"]]
 
 
 def test_the_other_files_can_be_used(made) -> None:

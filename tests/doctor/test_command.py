@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from eagle_plugin import cli
-from eagle_plugin.doctor import command, environment
+from eagle_plugin.doctor import command, engine_answer, environment
+from eagle_plugin.doctor.start_command import read_command
 from eagle_plugin.kernels import loader
 from eagle_plugin.runtime import verdict
 from eagle_plugin.runtime.verdict import Cost, Verdict
@@ -62,12 +65,16 @@ def test_an_interpreter_without_plugin_or_engine(capsys, tmp_path) -> None:
     python = str(tmp_path / "env/bin/python")
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("PYTHONPATH", raising=False)
-        code, out, _ = run(capsys, "--", python, "-m", "vllm.entrypoints.openai.api_server")
-        assert code == 1 and f"eagle-plugin is not installed for {python}" in " ".join(out.split())
-        assert "-m pip install eagle-plugin" in " ".join(out.split())
+        command_line = [python, "-m", "vllm.entrypoints.openai.api_server"]
+        code, out, err = run(capsys, "--", *command_line)
+        assert (code, out) == (2, "") and "has no Python package vllm, so that it cannot start vLLM" in err
         (own,) = (tmp_path / "env").glob("lib/python*/site-packages")
+        (own / "vllm.py").touch()
+        code, out, _ = run(capsys, "--", *command_line)
+        assert code == 1 and f"eagle-plugin is not installed for {python}" in " ".join(out.split())
+        assert f"{python} -m pip install . in the folder of eagle-plugin" in " ".join(out.split())
         (own / "here.pth").write_text(f"{Path(command.__file__).parents[2]}\n")
-        code, out, err = run(capsys, "--", python, "-m", "vllm.entrypoints.openai.api_server")
+        code, out, err = run(capsys, "--", *command_line)
         assert code == 2 and out == "" and "has no Python package" in err and err.count("\n") == 1
 
 
@@ -98,10 +105,52 @@ def test_an_environment_with_a_fault(capsys, monkeypatch, tmp_path) -> None:
     as_json = json.loads(run(capsys, "--json")[1])
     findings = {one["name"]: one for one in as_json["findings"]}
     assert as_json["exit_code"] == 1 and findings["cache"]["is_fault"]
-    assert "set EAGLE_CACHE_DIR" in findings["cache"]["text"]
+    assert "correct EAGLE_CACHE_DIR" in findings["cache"]["text"]
     assert findings["sglang"]["text"].endswith("the plugin is not active, it was tested with 0.1.0")
     monkeypatch.setattr(verdict.metadata, "entry_points", lambda group: [])
     assert "has no entry point eagle_plugin" in run(capsys)[1]
+
+
+@pytest.mark.parametrize("value", [None, "0", "1"])
+def test_a_server_on_a_cpu_needs_its_variable(value, monkeypatch) -> None:
+    monkeypatch.delenv("SGLANG_USE_CPU_ENGINE", raising=False)
+    printed = json.dumps(asdict(found(engine="SGLang")))
+    done = subprocess.CompletedProcess([], 0, stdout=f"{printed}\n", stderr="")
+    monkeypatch.setattr(engine_answer.subprocess, "run", lambda *_, **__: done)
+    assignment = [] if value is None else [f"SGLANG_USE_CPU_ENGINE={value}"]
+    for flags in (["--device", "cpu"], ["--device=cpu"], ["--device", "cuda"]):
+        warnings = engine_answer.ask(read_command([*assignment, *START, *flags])).warnings
+        assert [line for line in warnings if "SGLANG_USE_CPU_ENGINE=1" in line] == warnings
+        assert bool(warnings) == (value != "1" and "cuda" not in flags)
+
+
+def test_kernels_that_no_server_could_load(capsys, monkeypatch) -> None:
+    for name in ("EAGLE_PLUGIN", "SGLANG_PLUGINS", "VLLM_PLUGINS"):
+        monkeypatch.delenv(name, raising=False)
+
+    def refuse() -> str:
+        raise ValueError("EAGLE_KERNELS is 'foo'")
+
+    monkeypatch.setattr(loader, "backend", refuse)
+    code, out, _ = run(capsys)
+    assert code == 1 and "! EAGLE_KERNELS is 'foo'" in out
+
+
+def test_the_cache_is_one_folder_for_all(monkeypatch, tmp_path) -> None:
+    from eagle_plugin.models import model_folder
+    from eagle_plugin.runtime import cost_files
+    from eagle_plugin.selftest import record
+
+    monkeypatch.delenv("EAGLE_CACHE_DIR", raising=False)
+    for variable, value, folder in (
+        ("XDG_CACHE_HOME", tmp_path / "xdg", tmp_path / "xdg/eagle-plugin"),
+        ("EAGLE_CACHE_DIR", tmp_path / "own", tmp_path / "own"),
+    ):
+        monkeypatch.setenv(variable, str(value))
+        assert model_folder("smollm2-135m-instruct").parent == folder / "models"
+        assert loader.cache_dir() == folder / "kernels"
+        assert (cost_files.folder(), record.folder()) == (folder / "costs", folder / "selftest")
+        assert environment._cache().text == f"{folder} can be written"
 
 
 def test_the_report_has_no_secrets(capsys, monkeypatch, tmp_path) -> None:

@@ -102,7 +102,7 @@ def test_such_a_head_is_refused_before_its_target_is_fetched(
     del hub[PUBLIC[NAME].target]
     monkeypatch.setattr(serve, "check_engine", lambda *_: None)
     for engine, reason in (("sglang", "norm_before_residual true"), ("vllm", f"{PUBLIC[NAME].target} could not be")):
-        assert serve.main([NAME, "--engine", engine, "--device", "cpu"]) == 1
+        assert serve.main([NAME, "--engine", engine, "--device", "cpu"]) == 2
         assert reason in " ".join(capsys.readouterr().out.split())
 
 

@@ -248,6 +248,21 @@ def test_no_index_and_no_wheel(real_download):
         get_model(NAME)
 
 
+def test_without_a_network_the_reason_is_pips_last_warning():
+    """pip's error itself says only that there is no such release."""
+    broken = "WARNING: Retrying (Retry(total={}, connect=None)) after connection broken by '{}': /simple/llm/"
+    printed = [
+        broken.format(4, "a timeout"),
+        broken.format(0, "NewConnectionError: Name or service not known"),
+        "ERROR: Could not find a version that satisfies the requirement llm==1 (from versions: none)",
+        "ERROR: No matching distribution found for llm==1",
+    ]
+    sentence = str(fetch._download_error("pip", TINY, printed))
+    assert "Could not find a version" in sentence and "Name or service not known" in sentence
+    assert "a timeout" not in sentence and "WARNING" not in sentence
+    assert "broken" not in str(fetch._download_error("pip", TINY, printed[2:]))
+
+
 def test_neither_pip_nor_uv(monkeypatch):
     monkeypatch.setattr(fetch, "fetch_member", REAL_FETCH)
     monkeypatch.setattr(fetch.importlib.util, "find_spec", lambda name: None)

@@ -36,7 +36,7 @@ from eagle_plugin import cli  # noqa: E402
 from eagle_plugin.common.atomic_io import PARTIAL  # noqa: E402
 from eagle_plugin.kernels import loader  # noqa: E402
 
-ENDS = re.compile(r"^error: |^\w+ failed: |^stopped")
+ENDS = re.compile(r"^error: |^[\w-]+ failed: |^stopped")
 
 
 class Outcome(NamedTuple):

@@ -132,4 +132,4 @@ def main(argv: Sequence[str] | None = None) -> int:
         run(options, steps)
         return 0
 
-    return exit_status("serving", steps.console, command)
+    return exit_status("bench-serving", steps.console, command)

@@ -182,4 +182,4 @@ def main(argv: Sequence[str] | None = None) -> int:
         draw(report, draw_trace, path, steps)
         return 0
 
-    return exit_status("serving", steps.console, command)
+    return exit_status("bench-serving", steps.console, command)

@@ -86,8 +86,8 @@ def run(options: argparse.Namespace, steps: Steps) -> StatesReport:
     check_engine(options.engine, options.device)
     program = None if options.aiperf is None else find_aiperf(options.aiperf)
     target = resolve_target(options.target, steps.console)
-    head = resolve_head(options.head, target)
-    base_head = None if options.base_head is None else resolve_head(options.base_head, target)
+    head = resolve_head(options.head, target, options.engine)
+    base_head = None if options.base_head is None else resolve_head(options.base_head, target, options.engine)
     answer = round(options.max_tokens * LONGEST) + DRAFT_SLOTS
     context = min(CONTEXT_LENGTH, text_config(read_config(target)).get("max_position_embeddings") or CONTEXT_LENGTH)
     longest = context - answer - TEMPLATE_TOKENS

@@ -41,9 +41,9 @@ ENGINES = {
         8000,
         'exec vllm serve "$target" \\\n'
         '    --speculative-config "{{\\"method\\": \\"{method}\\", \\"model\\": \\"$here/head\\", '
-        '\\"num_speculative_tokens\\": 5{options}}}" \\\n'
+        '\\"num_speculative_tokens\\": ${{DRAFT_TOKENS:-5}}{options}}}" \\\n'
         '    --host "$host" --port "$port" "$@"',
-        {"EAGLE_PLUGIN": "force"},
+        {"EAGLE_PLUGIN": "force", "DRAFT_TOKENS": "7"},  # docs/gpu.md; serve.sh alone is for a CPU too
     ),
 }  # fmt: skip
 SCRIPT = """\
@@ -94,7 +94,7 @@ head fits a target with the same digests only. `eagle-plugin check TARGET head` 
 | file | what it is |
 |---|---|
 | `head/` | the weights (safetensors) and the config of the draft head |
-| `serve.sh` | starts the engine; variables: `TARGET`, `HOST`, `PORT` |
+| `serve.sh` | starts the engine; variables: `TARGET`, `HOST`, `PORT`{variables} |
 | `Dockerfile` | the engine's image, with the plugin and this package |
 | `kubernetes.yaml` | a Deployment and a Service; the target is on a volume claim named `models` |
 | `package.json` | target, head, versions, lineage and what was measured |
@@ -129,6 +129,7 @@ In the container `EAGLE_PLUGIN` is `force`: on a GPU the plugin serves in {engin
 `-e EAGLE_PLUGIN=0` the engine serves alone.
 
 """
+DRAFT_TOKENS = "; `DRAFT_TOKENS`, the number of speculative tokens: 5, in the container 7, which is for a GPU"
 MOUNTED = "/models/target"
 
 
@@ -171,6 +172,7 @@ def package_files(manifest: dict[str, Any], target: Path | None, options: dict[s
             mounted=mounted,
             learnt=_learnt(manifest["head"].get("training") or {}),
             verdict=verdict or "No benchmark is in this package.",
+            variables=DRAFT_TOKENS if "DRAFT_TOKENS" in engine.environment else "",
             forced=FORCED.format(**values) if engine.environment else "",
             **values,
         ),

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 
 from eagle_plugin.common.atomic_io import write_output
+from eagle_plugin.common.cache_folder import cache_folder
 from eagle_plugin.learning.data.rows import DataError, TokenRow, format_row, read_rows
 from eagle_plugin.learning.data.sources.sets import eval_prompts
 from eagle_plugin.learning.data.target_files import stop_token_ids
 from eagle_plugin.learning.data.target_identity import target_digests
-from eagle_plugin.models.store import cache_folder
 
 POOLED = "all"  # the source of all prompts together
 BATCH = 40  # sequences that the target writes together

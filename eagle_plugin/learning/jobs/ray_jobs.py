@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+from eagle_plugin.common.installed import install_command
 from eagle_plugin.learning.jobs.recipe import JobError
 
 ENDED = ("STOPPED", "SUCCEEDED", "FAILED")  # of Ray's states; the others are PENDING and RUNNING
@@ -69,7 +70,7 @@ def _client(address: str) -> Any:
     try:
         from ray.job_submission import JobSubmissionClient
     except ImportError as error:
-        raise JobError("--ray needs the Python package ray: pip install 'eagle-plugin[ray]'") from error
+        raise JobError(f"--ray needs the Python package ray: {install_command('ray')}") from error
     return JobSubmissionClient(address)
 
 

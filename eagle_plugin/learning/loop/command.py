@@ -79,7 +79,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the loop. 0: it showed what it is to show; 1: a failure, or a result below that; 130 after Ctrl-C."""
+    """Run the loop. 0: it showed what it is to; 1: a result below that; 2: refused, or a stage failed; 130: Ctrl-C."""
     options = parse(argv)
     console = Console()
     return exit_status("loop", console, lambda: run_loop(options, console))

@@ -24,7 +24,7 @@ PEER = Path(__file__).parents[2] / "support/peer.py"
 
 
 @pytest.fixture
-def arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def arguments(any_head: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Options of a run whose servers are peers, on a machine without steal."""
 
     def launch(spec: ServerSpec, port: int) -> list[str]:
@@ -70,7 +70,7 @@ def test_a_run_writes_table_report_and_resumes(arguments, tmp_path, monkeypatch,
         before = json.loads(partial.read_text())["measurements"]
         assert len(before) == 3 and not (tmp_path / "out/peagle.json").exists()
         asked[:] = ["not interrupted"] * 4
-        assert run([*arguments, "--resume", "--ks", "3", "11", "--threads", "7"]) == 1
+        assert run([*arguments, "--resume", "--ks", "3", "11", "--threads", "7"]) == 2
         assert "was measured with threads" in capsys.readouterr().out
         assert run([*arguments, "--resume"]) == 0
     document = json.loads((tmp_path / "out/peagle.json").read_text())
@@ -90,12 +90,12 @@ def test_a_run_writes_table_report_and_resumes(arguments, tmp_path, monkeypatch,
 
 def test_a_folder_that_cannot_be_written_ends_the_run_before_a_server_starts(arguments, tmp_path, capsys):
     (tmp_path / "file").write_text("")
-    assert run([*arguments, "--out", str(tmp_path / "file/out")]) == 1
+    assert run([*arguments, "--out", str(tmp_path / "file/out")]) == 2
     assert "cannot write" in capsys.readouterr().out and not (tmp_path / "out").exists()
 
 
 def test_a_missing_head_is_one_sentence(arguments, tmp_path, capsys):
-    assert peagle.main([*arguments, "--peagle-head", str(tmp_path / "none")]) == 1
+    assert peagle.main([*arguments, "--peagle-head", str(tmp_path / "none")]) == 2
     text = capsys.readouterr().out
     assert text.count("there is no P-EAGLE head in") == 1 and "Traceback" not in text
     assert not (tmp_path / "out").exists()

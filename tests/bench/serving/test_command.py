@@ -31,7 +31,7 @@ GAP = 0.003  # seconds per token
 
 
 @pytest.fixture
-def arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def arguments(any_head: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Options of a run whose servers are peers, on a machine without steal."""
 
     def launch(spec: ServerSpec, port: int) -> list[str]:
@@ -97,7 +97,7 @@ def test_an_interrupted_run_is_continued(arguments, tmp_path, monkeypatch, capsy
     before = json.loads(partial.read_text())["measurements"]
     assert len(before) == 3 and not (tmp_path / "out/serving.json").exists()
 
-    assert command.main([*options, "--quick", "--threads", "7", "--resume"]) == 1
+    assert command.main([*options, "--quick", "--threads", "7", "--resume"]) == 2
     assert "was measured with threads" in capsys.readouterr().out
     assert command.main([*options, "--resume"]) == 0
     after = json.loads((tmp_path / "out/serving.json").read_text())["measurements"]
@@ -115,13 +115,13 @@ def test_a_broken_file_is_not_continued(tmp_path):
 
 def test_a_folder_that_cannot_be_written_ends_the_run_before_a_server_starts(arguments, tmp_path, capsys):
     (tmp_path / "file").write_text("")
-    assert command.main([*arguments, "--prompts", "chat", "--out", str(tmp_path / "file/out")]) == 1
+    assert command.main([*arguments, "--prompts", "chat", "--out", str(tmp_path / "file/out")]) == 2
     assert "cannot write" in capsys.readouterr().out and not (tmp_path / "out").exists()
 
 
 def test_a_server_that_the_engine_lacks_is_refused(arguments, monkeypatch, capsys):
     monkeypatch.setitem(ENGINES, "sglang", replace(ENGINES["sglang"], builtin_shape=ENGINES["vllm"].builtin_shape))
-    assert command.main([*arguments, "--prompts", "chat", "--configs", "builtin_tree"]) == 1
+    assert command.main([*arguments, "--prompts", "chat", "--configs", "builtin_tree"]) == 2
     assert "sglang has no builtin_tree; name others" in capsys.readouterr().out
 
 

@@ -24,7 +24,7 @@ SECRET = "a secret question"
 
 
 @pytest.fixture
-def arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def arguments(any_head: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Options of a run whose servers are peers, on a machine without steal."""
 
     def launch(spec: ServerSpec, port: int) -> list[str]:
@@ -59,7 +59,7 @@ def test_a_run_writes_the_states_and_can_be_resumed(
         broken.setattr(measurement, "run_load", counted)
         assert command.main([*arguments, "--repeats", "2"]) == 130
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["logs", "states.measured.json"]
-    assert command.main([*arguments, "--max-tokens", "9", "--resume"]) == 1
+    assert command.main([*arguments, "--max-tokens", "9", "--resume"]) == 2
     assert "was measured with answers" in capsys.readouterr().out
 
     assert command.main([*arguments, "--repeats", "2", "--resume"]) == 0
@@ -111,7 +111,7 @@ def test_what_cannot_be_measured_is_refused_before_a_server_starts(
     change: list[str], message: str, arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     change = [text.format(file=tmp_path / "prompts.jsonl") for text in change]
-    assert command.main([*arguments, *change]) == 1
+    assert command.main([*arguments, *change]) == 2
     assert message in " ".join(capsys.readouterr().out.split()) and not (tmp_path / "out/logs").exists()
 
 

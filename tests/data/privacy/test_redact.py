@@ -191,4 +191,4 @@ def test_without_the_packages_the_error_says_what_to_install():
     )
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert printed.startswith("DataError the privacy filter needs the Python package presidio_analyzer")
-    assert "pip install 'eagle-plugin[privacy]'" in printed
+    assert "pip install '.[privacy]' in the folder of eagle-plugin" in printed

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
+from eagle_plugin.common.installed import install_command
 from eagle_plugin.learning.data.privacy.phones import PHONE_REGIONS
 from eagle_plugin.learning.data.privacy.redact import redact
 from eagle_plugin.learning.data.privacy.scanner import Scanner
@@ -131,7 +132,7 @@ def _load_tokenizer(folder: str) -> Any:
 
         return AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except ImportError as error:
-        raise DataError("--tokenizer needs transformers; run: pip install 'eagle-plugin[data]'") from error
+        raise DataError(f"--tokenizer needs transformers; run: {install_command('data')}") from error
     except (OSError, ValueError) as error:
         raise DataError(f"--tokenizer {folder} holds no tokenizer; give the folder of the target") from error
 

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 
+from eagle_plugin.common.installed import install_command
 from eagle_plugin.learning.data.privacy.cards import find_cards
 from eagle_plugin.learning.data.privacy.decoded import Decoded
 from eagle_plugin.learning.data.privacy.identity_numbers import find_identity_numbers, load_checks
@@ -57,7 +58,7 @@ class Scanner:
         except ImportError as error:
             raise DataError(
                 f"the privacy filter needs the Python package {error.name}, which is not installed here; "
-                "run: pip install 'eagle-plugin[privacy]', or switch the filter off with --privacy off"
+                f"run: {install_command('privacy')}; or switch the filter off with --privacy off"
             ) from error
 
     @contextmanager

@@ -7,10 +7,10 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from eagle_plugin.common.cache_folder import cache_folder
 from eagle_plugin.learning.data.rows import DataError
 from eagle_plugin.models.catalog import ModelError, PackageFile
 from eagle_plugin.models.fetch import fetch_member, sha256_of
-from eagle_plugin.models.store import cache_folder
 
 
 def cached_file(file: PackageFile, report: Callable[[float], None] = lambda share: None) -> Path:

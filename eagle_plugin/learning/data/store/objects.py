@@ -17,6 +17,7 @@ from urllib.parse import unquote, urlsplit
 
 from eagle_plugin.common.atomic_io import PARTIAL, create_file, replace_file
 from eagle_plugin.common.errors import first_line
+from eagle_plugin.common.installed import install_command
 from eagle_plugin.common.url_credentials import without_credentials
 from eagle_plugin.learning.data.rows import DataError
 
@@ -208,7 +209,7 @@ def _opening(url: str, hint: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        raise DataError(f"{url} needs the Python package {error.name}; pip install 'eagle-plugin[data]'") from error
+        raise DataError(f"{url} needs the Python package {error.name}: {install_command('data')}") from error
     except Exception as error:
         raise DataError(f"{url} cannot be opened ({first_line(error)}); {hint}") from error
 

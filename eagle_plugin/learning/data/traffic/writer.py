@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO
 
 from eagle_plugin.common.errors import UserError
+from eagle_plugin.common.installed import install_command
 from eagle_plugin.learning.data.privacy.filter import PrivacyFilter, PrivacySettings
 from eagle_plugin.learning.data.privacy.phones import PHONE_REGIONS, parse_regions
 from eagle_plugin.learning.data.rows import DataError
@@ -80,7 +81,7 @@ def _open(settings: CaptureSettings) -> tuple[PrivacyFilter, SegmentWriter]:
         if isinstance(missing := error.__cause__, ImportError):
             raise UserError(
                 f"the privacy filter needs the Python package {missing.name}, which {sys.executable} does not have; "
-                f"run: pip install 'eagle-plugin[privacy]', or set {FOLDER}_PYTHON to an interpreter that has it"
+                f"run: {install_command('privacy')}; or set {FOLDER}_PYTHON to an interpreter that has it"
             ) from error
         raise
 
