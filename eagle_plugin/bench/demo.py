@@ -120,7 +120,7 @@ def run(options: argparse.Namespace, steps: Steps) -> DemoReport:
     """Prepare the target, measure, compare, and return the report. Raises ServerError, LoadError or ValueError."""
     check_engine(options.engine, options.device)
     target = resolve_target(options.target, steps.console)
-    specs = server_specs(options, target, resolve_head(options.head, target))
+    specs = server_specs(options, target, resolve_head(options.head, target, options.engine))
     questions = read_questions(options.prompts or question_files())
     repeats, compared, tokens = assign_rounds(questions) * options.passes, len(questions), EQUALITY_TOKENS
     if options.quick:
@@ -228,9 +228,9 @@ def build_report(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the demo; 0 if the greedy texts were equal, 1 otherwise or after a failure, whose message is printed.
+    """Run the demo; 0 if the greedy texts were equal, or were not compared because the target is quantised.
 
-    0 also for a quantised target, whose texts are not compared.
+    1 otherwise or after a failure, 2 after one before the first server; its message is printed.
     """
     options = parse(argv)
     steps = Steps(Console())
