@@ -142,6 +142,7 @@ def _decide(verdict: Verdict, server_args: Any, arguments: Any, args: list[str])
     from eagle_plugin.sglang import support
     from eagle_plugin.sglang.block_flags import asked_algorithm, caps_of
     from eagle_plugin.sglang.block_support import refuse_on_a_cpu
+    from eagle_plugin.sglang.chain_advice import change_for_trees
 
     publish(server_args, role="scheduler")
     runner, algorithm = PlannedRunner(server_args, arguments), arguments.speculative_algorithm
@@ -158,6 +159,8 @@ def _decide(verdict: Verdict, server_args: Any, arguments: Any, args: list[str])
     verdict.serves = "plugin"
     asked = asked_algorithm(server_args, algorithm)
     verdict.sentence = plugin_serves(asked, caps, loader.backend(runner.device))
+    if change := change_for_trees(server_args, caps):
+        verdict.changes = [change]
     verdict.open = open_points(arguments, runner)
     verdict.memory = costs_of(_launch(arguments, runner, caps))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -135,7 +135,7 @@ def auto_parameters(server_args: Any, chosen: tuple[int, int, int]) -> Shape:
     worker will serve it. A head that drafts all levels in one forward gets deep trees on every device, because depth
     costs it little.
     """
-    from sglang.srt.arg_groups.model_override_base import resolved_view
+    from sglang.srt.arg_groups.model_override_base import attention_backends_of, resolved_view
 
     arguments = resolved_view(server_args)
     if arguments.speculative_algorithm not in ("EAGLE", "EAGLE3"):
@@ -144,8 +144,10 @@ def auto_parameters(server_args: Any, chosen: tuple[int, int, int]) -> Shape:
     caps = CPU_SHAPE if is_ours else Shape(*chosen)
     if unsupported_flags(arguments):
         return caps
-    if caps.topk == 1 and arguments.device == "cuda" and _can_have_trees(server_args, arguments):
-        caps = GPU_SHAPE
+    if caps.topk == 1 and arguments.device == "cuda":
+        backends = (*attention_backends_of(arguments), arguments.speculative_draft_attention_backend)
+        if can_have_trees(server_args, arguments, backends, arguments.page_size):
+            caps = GPU_SHAPE
     try:
         levels = parallel_levels(arguments.speculative_draft_model_path)
     except HeadError:  # `check_launch` comes next and says what is wrong
@@ -161,20 +163,20 @@ def auto_parameters(server_args: Any, chosen: tuple[int, int, int]) -> Shape:
 _TREE_BACKENDS = ("fa3", "flashinfer", "triton", None)
 
 
-def _can_have_trees(server_args: Any, arguments: Any) -> bool:
+def can_have_trees(server_args: Any, arguments: Any, backends: Sequence[str | None], page_size: int | None) -> bool:
     """Whether our worker is to be expected on this GPU, from what is known before a weight is loaded.
 
     Where it does not serve in the end, the engine's own worker drafts with the caps, and is better with its chain.
+    arguments: resolved; backends: of attention, of both models.
     """
-    from sglang.srt.arg_groups.model_override_base import attention_backends_of, model_config_of
+    from sglang.srt.arg_groups.model_override_base import model_config_of
     from sglang.srt.configs.hybrid_arch import mambaish_config
 
     if arguments.enable_multi_layer_eagle or unsupported_cache_variables("cuda") or not _is_head(arguments):
         return False
     if (arguments.enable_lora or arguments.lora_paths) and arguments.lora_backend != CAPTURED:
         return False
-    backends = (*attention_backends_of(arguments), arguments.speculative_draft_attention_backend)
-    if arguments.page_size not in (1, None) or any(name not in _TREE_BACKENDS for name in backends):
+    if page_size not in (1, None) or any(name not in _TREE_BACKENDS for name in backends):
         return False
     config = model_config_of(server_args)
     caches = (arguments.kv_cache_dtype, arguments.speculative_draft_kv_cache_dtype)

@@ -144,6 +144,7 @@ def worker_factory(algorithm: str, engine_worker: type) -> Callable[..., Any]:
             return engine_worker(**arguments)
         check_collecting(["it has a block drafter"] if algorithm == "DFLASH" else [])
         from eagle_plugin.sglang import eagle3_model, finish, metrics, refused_requests
+        from eagle_plugin.sglang.chain_advice import change_for_trees
 
         eagle3_model.register()
         try:
@@ -164,6 +165,8 @@ def worker_factory(algorithm: str, engine_worker: type) -> Callable[..., Any]:
             refused_requests.refuse_requests()
             asked = asked_algorithm(server_args, algorithm)
             log.info(plugin_serves(asked, worker.shape, loader.backend(worker.device)))
+            if change := change_for_trees(server_args, worker.shape):
+                log.info("eagle-plugin: %s", change)
             if worker.synthetic is not None:
                 log.warning(WARNING, source_of(worker.synthetic, SETTING))
 
