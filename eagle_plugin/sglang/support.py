@@ -65,12 +65,10 @@ def unsupported_config(config: Any) -> list[str]:
     return reasons
 
 
-def unsupported_windows(target_runner: Any, arguments: Any) -> list[str]:
-    """Why trees are not served with this target's sliding windows or attention chunks; empty where they are."""
+def unsupported_chunks(target_runner: Any) -> list[str]:
+    """Why trees are not served with this target's attention chunks; empty where they are, or has none."""
     from eagle_plugin.sglang.pools import chunk_of
 
-    if target_runner.is_hybrid_swa and arguments.page_size != 1:
-        return [f"--page-size {arguments.page_size}: caches of sliding windows are served with pages of one token"]
     config, chunk = target_runner.model_config, chunk_of(target_runner)
     if target_runner.device == "cpu" and 0 < chunk < config.context_len and not _knows_chunks(target_runner.model):
         return [
@@ -199,7 +197,7 @@ def unsupported_settings(server_args: Any, target_runner: Any) -> list[str]:
     draft_config = target_runner.spec_aux_config.draft_model_config
     reasons += unsupported_cache(target_runner)
     reasons += unsupported_models(target_runner, draft_config.hf_config.architectures[0])
-    reasons += unsupported_windows(target_runner, arguments)
+    reasons += unsupported_chunks(target_runner)
     reasons += unsupported_states(target_runner, arguments)
     reasons += unsupported_adapters(target_runner)
     reasons += unsupported_models_beside(arguments, target_runner, draft_config)

@@ -68,6 +68,8 @@ def test_the_flags_of_a_chain_are_named(given: Arguments) -> None:
     assert change_for_trees(given(resolved=BLACKWELL), CHAIN) == change
     of_class = change_for_trees(given("GptOssForCausalLM", BLACKWELL), CHAIN)
     assert of_class is not None and of_class.startswith(f"{ADVICE} and add --attention-backend triton:")
+    no_flags = change_for_trees(given("GptOssForCausalLM", BLACKWELL, speculative_eagle_topk=None), CHAIN)
+    assert no_flags is not None and no_flags.startswith("add --attention-backend triton:")
 
 
 def test_nothing_is_said_where_it_would_not_help(given: Arguments) -> None:
