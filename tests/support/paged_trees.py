@@ -1,7 +1,7 @@
 """A plugin for the test server: trees with pages of several tokens on a CPU.
 
-There SGLang takes chains alone with such pages, because of its own drafting; on a GPU it takes trees with some attention
-backends. So the server is given a chain, and the caps of its trees come after SGLang has looked at the flags.
+There SGLang takes chains alone with such pages, because of its own drafting; on a GPU some attention backends take
+trees. So the server is given a chain, and the caps of its trees come after SGLang has looked at the flags.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import head_rows
 import pytest
@@ -20,6 +21,7 @@ from eagle_plugin.heads.vllm_rules import captured_layers, check_head
 from eagle_plugin.runtime.startup import StartRefused
 from eagle_plugin.vllm import plugin_config
 from eagle_plugin.vllm.draft_tables import without_whole_tables
+from eagle_plugin.vllm.head_forwards import HeadForwards
 
 
 @pytest.fixture(scope="module")
@@ -151,3 +153,19 @@ def test_a_table_of_the_whole_vocabulary_is_left_out(models: tuple[Path, Path]) 
     with without_whole_tables():
         loaded = Served(make_config(models[0], head, "eagle3"))
     assert loaded.draft.draft_id_to_target_id is None
+
+
+def test_a_loaded_map_that_names_a_token_twice_ends_the_start() -> None:
+    """Of a head that vLLM fetches by its name, nobody has looked at the map before."""
+    drafting = object.__new__(HeadForwards)
+    drafting.vllm_config = SimpleNamespace(compilation_config=SimpleNamespace(static_forward_context={}))
+    drafting._draft_attn_layer_names = set()
+    for offsets in (torch.tensor([3, 0, 1]), torch.tensor([3, 0, 2])):  # target ids 3, 1, 3 and 3, 1, 4
+        drafting.model = torch.nn.Module()
+        drafting.model.draft_id_to_target_id = torch.nn.Parameter(offsets, requires_grad=False)
+        if offsets[2] == 1:
+            with pytest.raises(StartRefused, match=r"maps 3 draft ids to 2 target ids.*EAGLE_PLUGIN=0"):
+                drafting.complete_head()
+        else:
+            drafting.complete_head()
+            assert drafting._draft_to_target.tolist() == [3, 1, 4]
