@@ -15,6 +15,7 @@ from eagle_plugin.heads.block_drafter import SGLANG, block_warnings, describe_bl
 from eagle_plugin.heads.description import read_head
 from eagle_plugin.heads.files import HeadError, LeftToEngine
 from eagle_plugin.heads.manifest import parallel_levels
+from eagle_plugin.heads.pickles import pickles_of, unchecked
 from eagle_plugin.policy.chooser import policy_mode
 from eagle_plugin.policy.log import log_seconds
 from eagle_plugin.policy.shapes import CPU_SHAPE, GPU_SHAPE, shape_for
@@ -46,8 +47,8 @@ def check_launch(server_args: Any) -> None:
     left to SGLang's own worker.
 
     Only folders on this disk are checked, and not those that SGLang loads with another class for draft heads, or whose
-    weights it takes from elsewhere. A folder whose config.json names a plain model, such as the target's, is checked,
-    and refused.
+    weights it takes from elsewhere or from pickles. A folder whose config.json names a plain model, such as the
+    target's, is checked, and refused.
 
     Raises:
         SystemExit: with one sentence that names what was found, what was wanted and the fix.
@@ -91,6 +92,9 @@ def check_launch(server_args: Any) -> None:
                 logger.warning("eagle-plugin: %s", warning)
             return
         if has_own_draft_class(head_architecture(head)):
+            return
+        if pickles := pickles_of(head):
+            logger.warning("eagle-plugin: %s", unchecked(head, pickles))
             return
         if arguments.device == "cpu" and read_head(head).leftover_quantisation:
             raise HeadError(
@@ -193,7 +197,6 @@ def _is_head(arguments: Any) -> bool:
     if not Path(head).is_dir():
         return bool(arguments.speculative_algorithm == "EAGLE3")
     try:
-        read_head(head)
         return head_architecture(head) in HEAD_ARCHITECTURES
-    except HeadError:  # `check_launch` comes next and says what is wrong, or that the engine's own worker serves
+    except HeadError:  # `check_launch` comes next and says what is wrong
         return False
