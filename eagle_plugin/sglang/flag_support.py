@@ -74,7 +74,6 @@ FLAGS: tuple[tuple[str, tuple[Any, ...], str], ...] = (
         "KTransformers keeps the memory of experts on a CPU for the batch sizes of the engine's own graphs alone",
     ),
     ("expert_distribution_recorder_mode", (None,), "it is part of the engine's own forward"),
-    ("enable_forward_pass_metrics", (False, None), "they are taken in the engine's own forward of a decode round"),
     ("enable_symm_mem", (False, None), "the graphs of the plugin's rounds are not in the memory that it registers"),
     ("kv_canary", ("none", None), "it is part of the engine's own forward"),
     ("startup_weight_load_mode", ("serial", None), "the weights have to be there when graphs are captured and tested"),
@@ -88,8 +87,6 @@ NEWER = ("enable_nvidia_megakernel",)
 
 def unsupported_flags(arguments: Any) -> list[str]:
     """Why our worker does not support these resolved server arguments; empty when it does."""
-    from sglang.srt.environ import envs
-
     reasons = []
     drafts = arguments.speculative_draft_kv_cache_dtype
     if arguments.device == "cpu" and drafts in NAMES:
@@ -109,10 +106,6 @@ def unsupported_flags(arguments: Any) -> list[str]:
             reasons.append(f"--{name.replace('_', '-')} {value}: {why}")
     if arguments.device != "cpu" and arguments.forward_hooks:
         reasons.append("--forward-hooks: the plugin's rounds are captured after the hooks are set, and would hold them")
-    if envs.SGLANG_ENABLE_METRICS_DEVICE_TIMER.get():
-        reasons.append(
-            "SGLANG_ENABLE_METRICS_DEVICE_TIMER: the time of a decode round is taken in the engine's own forward"
-        )
     reasons += unsupported_flags_beside(arguments)
     steps, topk = arguments.speculative_num_steps, arguments.speculative_eagle_topk
     width = arguments.speculative_num_draft_tokens

@@ -15,6 +15,7 @@ from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
 from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang.srt.utils.common import use_intel_amx_backend
+from sglang.srt.utils.device_timer import device_timer_ctx
 
 from eagle_plugin.core.shape import PLAIN, Shape
 from eagle_plugin.core.tree import DraftTree
@@ -196,8 +197,11 @@ class TreeWorker(EAGLEWorkerV2):
             self._mailbox.look()
         if batch.forward_mode.is_extend() or batch.is_extend_in_batch:
             return self._prefill(batch, on_publish, pp_proxy_tensors)
-        if batch.forward_mode.is_idle():
-            return self._idle_round(batch)
+        is_idle = batch.forward_mode.is_idle()
+        with device_timer_ctx(self._target_worker.model_runner.device_timer, "idle" if is_idle else "target_verify"):
+            return self._idle_round(batch) if is_idle else self._decode(batch, on_publish, grammar_barrier)
+
+    def _decode(self, batch: Any, on_publish: Any, grammar_barrier: Any) -> RoundResult:
         b, prefix_tokens = len(batch.seq_lens), committed_tokens(batch)
         deferred = 0 if self._round.deferred is None else self._round.deferred.longest(batch.reqs)
         is_plain = needs_plain_round(batch)

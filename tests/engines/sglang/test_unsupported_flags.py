@@ -91,12 +91,6 @@ def test_forward_hooks_are_left_to_the_engine_where_rounds_are_captured():
     assert reason.startswith("--forward-hooks: ")
 
 
-def test_times_of_forwards_are_left_to_the_engine(monkeypatch):
-    monkeypatch.setenv("SGLANG_ENABLE_METRICS_DEVICE_TIMER", "1")
-    (reason,) = unsupported_flags(SimpleNamespace(**SERVED))
-    assert reason.startswith("SGLANG_ENABLE_METRICS_DEVICE_TIMER: ")
-
-
 @pytest.mark.parametrize(
     ("flag", "value"),
     [
