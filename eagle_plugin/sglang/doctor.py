@@ -57,7 +57,7 @@ class PlannedRunner:
         )
         self.spec_aux_config = SimpleNamespace(draft_model_config=draft)
         self.spec_algorithm = SpeculativeAlgorithm.from_string(arguments.speculative_algorithm)
-        self.is_hybrid_swa, self.attention_chunk_size = config.is_hybrid_swa, config.attention_chunk_size
+        self.attention_chunk_size = config.attention_chunk_size
         self.dtype, self.sampler = config.dtype, Sampler()
         _, self.kv_cache_dtype = configure_kv_cache_dtype(
             server_args_kv_cache_dtype=arguments.kv_cache_dtype,
@@ -102,6 +102,8 @@ def judge(args: list[str], lines: LogLines) -> Verdict:
     verdict.warnings = [without_prefix(line) for line in lines.lines] + _without_cpu_package(arguments.device)
     verdict.serves = "engine"
     if algorithm not in ALGORITHMS:
+        # The sentence below says the same.
+        verdict.warnings = [line for line in verdict.warnings if not line.startswith(f"{algorithm} is served by")]
         verdict.sentence = f"{algorithm}: SGLang's own speculation serves it, the plugin serves {', '.join(ALGORITHMS)}"
         return verdict
     if isinstance(factory, type):  # the engine's class

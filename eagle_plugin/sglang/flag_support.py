@@ -46,7 +46,7 @@ FLAGS: tuple[tuple[str, tuple[Any, ...], str], ...] = (
     ),
     (
         "speculative_draft_kv_cache_dtype",
-        ("auto", None, *NAMES),
+        ("auto", None, "bf16", "bfloat16", *NAMES),
         f"only the model's own dtype and {', '.join(NAMES)} are served",
     ),
     ("enable_page_major_kv_layout", (False, None), "only KV caches with one buffer per layer are served"),
@@ -57,7 +57,6 @@ FLAGS: tuple[tuple[str, tuple[Any, ...], str], ...] = (
     ("speculative_use_rejection_sampling", (False, None), "it belongs to the engine's chain worker"),
     ("speculative_accept_threshold_single", (1.0, None), "it changes the output's distribution"),
     ("speculative_accept_threshold_acc", (1.0, None), "it changes the output's distribution"),
-    ("speculative_token_map", (None,), "EAGLE-2 token maps are not served yet"),
     ("enable_return_routed_experts", (False, None), "it is part of the engine's own forward"),
     ("enable_return_indexer_topk", (False, None), "it is part of the engine's own forward"),
     ("enable_eplb", (False, None), "it is part of the engine's own forward"),
@@ -97,6 +96,11 @@ def unsupported_flags(arguments: Any) -> list[str]:
         reasons.append(
             f"--speculative-draft-window-size {arguments.speculative_draft_window_size}: it is served with EAGLE-3 and "
             "P-EAGLE heads"
+        )
+    if arguments.speculative_token_map is not None and arguments.speculative_algorithm == "EAGLE":
+        # With EAGLE-3 heads, which have a map of their own, SGLang says that it ignores the flag.
+        reasons.append(
+            f"--speculative-token-map {arguments.speculative_token_map}: EAGLE-2 token maps are not served yet"
         )
     for name, served, why in FLAGS:
         if name in NEWER and not hasattr(arguments, name):

@@ -195,7 +195,9 @@ def unsupported_settings(server_args: Any, target_runner: Any) -> list[str]:
     if left := os.environ.get(LEFT):  # of the launcher's check
         reasons.append(left)
     draft_config = target_runner.spec_aux_config.draft_model_config
-    reasons += unsupported_cache(target_runner)
+    if draft_config is None:
+        return [*reasons, "--speculative-draft-model-path is not given, and SGLang finds no draft layers in the target"]
+    reasons += unsupported_cache(target_runner, arguments.speculative_draft_kv_cache_dtype)
     reasons += unsupported_models(target_runner, draft_config.hf_config.architectures[0])
     reasons += unsupported_chunks(target_runner)
     reasons += unsupported_states(target_runner, arguments)

@@ -183,9 +183,13 @@ def test_what_sglang_serves_never_ends_the_start(check_launch, tiny_target, tiny
         monkeypatch.setattr(support, f"unsupported_{what}", lambda *_: [])
     draft = SimpleNamespace(hf_config=SimpleNamespace(architectures=["LlamaForCausalLMEagle3"]))
     runner = SimpleNamespace(spec_aux_config=SimpleNamespace(draft_model_config=draft), device="cpu", lora_manager=None)
-    assert support.unsupported_reasons(None, runner) == [os.environ[LEFT]]
+    served = SimpleNamespace(**SERVED)
+    assert support.unsupported_reasons(served, runner) == [os.environ[LEFT]]
     check_launch(tiny_target, tiny_eagle3)  # of the next engine in this process
-    assert support.unsupported_reasons(None, runner) == []
+    assert support.unsupported_reasons(served, runner) == []
+    runner.spec_aux_config.draft_model_config = None
+    (reason,) = support.unsupported_reasons(served, runner)
+    assert reason.startswith("--speculative-draft-model-path is not given")
 
 
 def test_a_pickle_is_served_with_a_warning_that_has_the_command_that_converts_it(
