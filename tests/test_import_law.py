@@ -37,6 +37,7 @@ LAW: dict[str, set[str]] = {
         "heads.kinds",
         "heads.manifest",
         "heads.target_config",
+        "heads.target_table",
         "models",
     },
     # What it asks the servers, which heads it starts them with, and what their manifests say.

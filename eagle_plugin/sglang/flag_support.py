@@ -53,7 +53,11 @@ FLAGS: tuple[tuple[str, tuple[Any, ...], str], ...] = (
     ("enable_unified_memory", (False, None), "only KV caches with one buffer per layer are served"),
     ("enable_kv_cache_sharding", (False, None), "only KV caches with one buffer per layer are served"),
     ("enable_hisparse", (False, None), "sparse attention is not served"),
-    ("speculative_adaptive", (False, None), "without it the plugin serves, whose policy chooses the shape of every round"),
+    (
+        "speculative_adaptive",
+        (False, None),
+        "without it the plugin serves, whose policy chooses the shape of every round",
+    ),
     ("speculative_use_rejection_sampling", (False, None), "it belongs to the engine's chain worker"),
     ("speculative_accept_threshold_single", (1.0, None), "it changes the output's distribution"),
     ("speculative_accept_threshold_acc", (1.0, None), "it changes the output's distribution"),

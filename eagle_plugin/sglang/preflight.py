@@ -29,8 +29,8 @@ from eagle_plugin.sglang.block_support import GPUS_ONLY, unsupported_block_flags
 from eagle_plugin.sglang.caches import NAMES, unsupported_cache_variables
 from eagle_plugin.sglang.draft_classes import HEAD_ARCHITECTURES, has_own_draft_class
 from eagle_plugin.sglang.flag_support import unsupported_flags
-from eagle_plugin.sglang.support import unsupported_config
 from eagle_plugin.sglang.synthetic import synthetic_rates
+from eagle_plugin.sglang.target_configs import unsupported_config
 
 logger = logging.getLogger("eagle_plugin")
 

@@ -27,11 +27,9 @@ from eagle_plugin.sglang.flag_support import unsupported_flags
 from eagle_plugin.sglang.parallel_support import unsupported_models_beside
 from eagle_plugin.sglang.ranks import rank_logger
 from eagle_plugin.sglang.synthetic import SETTING
+from eagle_plugin.sglang.target_configs import GATED_DELTA_NETS, unsupported_config
 
 logger = logging.getLogger("eagle_plugin")
-
-# Targets with linear layers that our worker computes.
-GATED_DELTA_NETS = ("Qwen3NextForCausalLM", "Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration")
 
 
 def unsupported_models(target_runner: Any, draft_architecture: str) -> list[str]:
@@ -44,24 +42,6 @@ def unsupported_models(target_runner: Any, draft_architecture: str) -> list[str]
     if type(target_runner.sampler).__name__ != "Sampler":
         reasons.append(f"sampler {type(target_runner.sampler).__name__}: only SGLang's own sampler is served")
     reasons += _unsupported_attention(target_runner.model, name)
-    return reasons
-
-
-def unsupported_config(config: Any) -> list[str]:
-    """Why our worker does not support a target of this configuration (an SGLang ``ModelConfig``), loaded or not."""
-    from sglang.srt.configs.hybrid_arch import mambaish_config
-    from sglang.srt.configs.model_config import AttentionArch, is_minimax_sparse
-
-    name = config.hf_config.architectures[0]
-    reasons = []
-    if config.attention_arch == AttentionArch.MLA:
-        reasons.append(f"target {name}: latent (MLA) attention is not served yet")
-    if mambaish_config(config) is not None and name not in GATED_DELTA_NETS:
-        reasons.append(f"target {name}: linear-attention and state-space layers are not served yet")
-    if is_minimax_sparse(config.hf_config):
-        reasons.append(f"target {name}: sparse attention by blocks is not served")
-    if config.is_encoder_decoder:
-        reasons.append(f"target {name}: encoder-decoder models are not served")
     return reasons
 
 
