@@ -72,7 +72,7 @@ def test_the_flags_of_a_chain_are_named(given: Arguments) -> None:
     assert no_flags is not None and no_flags.startswith("add --attention-backend triton:")
 
 
-def test_nothing_is_said_where_it_would_not_help(given: Arguments) -> None:
+def test_no_advice_where_it_would_not_help(given: Arguments) -> None:
     from eagle_plugin.sglang.chain_advice import change_for_trees
 
     assert change_for_trees(given(speculative_eagle_topk=2), GPU_SHAPE) is None

@@ -12,7 +12,7 @@ from broken_verifier import install
 from cache_slots import check_aborted_requests
 from family_models import family_head, sglang_target
 from paged_trees import VARIABLE
-from serving import GRAPHS, accept_length, generate_all, responses, serving, tiny_spec
+from serving import OVERLAP, accept_length, generate_all, responses, serving, tiny_spec
 from word_prompts import make_prompts
 
 pytest.importorskip("sglang")
@@ -34,10 +34,15 @@ SHAPE, TOKENS = (3, 8, 32), 64  # three windows, and one page of 64
     ],
 )
 def test_greedy_text_equals_plain_decoding(family: str, page: int, tmp_path: Path) -> None:
-    """The self-test runs first, with emulated graphs."""
+    """The self-test runs first, on slots of its own."""
     target = sglang_target(tmp_path / "target", family)
     head = family_head(tmp_path / "head", target, "eagle3")
-    environment = GRAPHS | install(tmp_path / "plugins", "paged_trees") | {VARIABLE: "/".join(map(str, SHAPE))}
+    environment = (
+        OVERLAP
+        | {"EAGLE_SELFTEST": "1"}
+        | install(tmp_path / "plugins", "paged_trees")
+        | {VARIABLE: "/".join(map(str, SHAPE))}
+    )
     flags = ("--skip-server-warmup", "--page-size", str(page))
     plain = tiny_spec(target, extra_flags=flags)
     paged = replace(tiny_spec(target, head, (3, 1, 4), extra_flags=flags), environment=environment)
