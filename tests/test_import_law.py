@@ -40,6 +40,7 @@ LAW: dict[str, set[str]] = {
         "heads.kinds",
         "heads.manifest",
         "heads.target_config",
+        "heads.target_table",
         "heads.vllm_rules",
         "models",
     },

@@ -9,7 +9,10 @@ import httpx
 
 from eagle_plugin.bench.engine import Engine
 from eagle_plugin.bench.spec import ServerSpec
+from eagle_plugin.common.devices import gpu_generation
 from eagle_plugin.core.shape import Shape
+from eagle_plugin.heads.files import HeadError, read_config
+from eagle_plugin.heads.target_table import SGLANG_CHAINED
 from eagle_plugin.policy.shapes import CPU_SHAPE
 
 # Of several servers that start at once on a CPU, each counts what the others take meanwhile as its own weights; the
@@ -43,9 +46,21 @@ def command(spec: ServerSpec, port: int) -> list[str]:
             "--speculative-eagle-topk": spec.shape.topk,
             "--speculative-num-draft-tokens": spec.shape.width,
         }
+        if spec.shape.topk > 1 and _is_chained(spec):
+            flags["--attention-backend"] = "triton"  # with the one that SGLang would choose it ends
     args = [arg for flag, value in flags.items() for arg in (flag, str(value))]
     # Without --sleep-on-idle an idle SGLang scheduler keeps one core busy.
     return [str(spec.python), "-m", "sglang.launch_server", *args, "--sleep-on-idle", *spec.extra_flags]
+
+
+def _is_chained(spec: ServerSpec) -> bool:
+    """Whether SGLang would choose an attention backend for this target and GPU with which it takes no trees."""
+    if spec.device == "cpu" or gpu_generation() != 10:
+        return False
+    try:
+        return not SGLANG_CHAINED.isdisjoint(read_config(spec.target).get("architectures") or ())
+    except HeadError:  # a name on a model hub
+        return False
 
 
 def _memory_fraction(spec: ServerSpec) -> float | None:

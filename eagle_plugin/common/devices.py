@@ -61,6 +61,13 @@ def fast_dtype(device: str | torch.device | None = None) -> Literal["bfloat16", 
     return "float32" if is_cpu and not torch.ops.mkldnn._is_mkldnn_bf16_supported() else "bfloat16"
 
 
+def gpu_generation() -> int | None:
+    """The first number of the compute capability of the GPU that torch would use; None without one."""
+    import torch
+
+    return torch.cuda.get_device_capability()[0] if torch.cuda.is_available() else None
+
+
 def device_key(device: torch.device) -> dict[str, str]:
     """The kind of a device and its driver: what was found on one holds for every other with the same key."""
     import torch

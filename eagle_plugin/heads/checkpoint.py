@@ -8,6 +8,7 @@ through for Inf and NaN, and where the head has a record of its export everythin
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ from eagle_plugin.heads.suspicions import dynamic_rotation, suspicions
 from eagle_plugin.heads.target_config import read_target_config
 
 LLAMA4_MLP = 16384
+LONGER = "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"  # SGLang's own
 BYTES = {"BF16": 2, "F16": 2, "F32": 4}
 
 
@@ -274,9 +276,12 @@ def _compare_lengths(target: dict[str, Any], config: dict[str, Any], folder: Pat
     own, wanted = config.get("max_position_embeddings"), target.get("max_position_embeddings")
     if own is None or wanted is None or own >= wanted:
         return []
+    found = f"{folder} has max_position_embeddings {own}, below the target's {wanted}"
+    if os.environ.get(LONGER, "").lower() in ("1", "true", "yes", "y"):
+        return [f"{found}, which {LONGER} lets SGLang raise: drafts of longer texts may be rejected"]
     return [
-        f"{folder} has max_position_embeddings {own}, below the target's {wanted}, with which SGLang does not "
-        f"start unless --context-length is at most {own}; write {wanted} into the head's config.json"
+        f"{found}, with which SGLang does not start unless --context-length is at most {own}; write {wanted} into the "
+        "head's config.json"
     ]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import codecs
 import errno
 import json
-import shlex
 import stat
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 
 from eagle_plugin.common.errors import UserError, json_fault
 from eagle_plugin.core.shape import Levels
+from eagle_plugin.heads.pickles import conversion, pickles_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -193,22 +193,13 @@ def _weight_files(folder: Path) -> list[Path]:
         return [folder / name for name in names]
     files = sorted(folder.glob("*.safetensors"))
     if not files:
-        if pickles := sorted(p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt")):
+        if pickles := pickles_of(folder):
             raise LeftToEngine(  # both engines load these
-                f"{folder} has only {', '.join(pickles)}, wanted model.safetensors: the plugin serves no pickles, "
-                f"which can run code; convert the weights with: {_conversion(folder, pickles)}"
+                f"{folder} has only {', '.join(pickles)}, wanted model.safetensors: the plugin reads no pickles, "
+                f"which can run code; convert the weights with: {conversion(folder, pickles)}"
             )
         raise HeadError(f"{folder} has no weights, wanted model.safetensors; copy the checkpoint again")
     return files
-
-
-def _conversion(folder: Path, pickles: list[str]) -> str:
-    """A shell command that writes the tensors of these files to model.safetensors and runs no code of theirs."""
-    code = (
-        f"import safetensors.torch as s, torch; s.save_file({{k: v.clone() for f in {json.dumps(pickles)} for k, v in "
-        'torch.load(f, "cpu", weights_only=True).items()}, "model.safetensors")'
-    )
-    return f"cd {shlex.quote(str(folder))} && python -c {shlex.quote(code)}"
 
 
 def read_mask_token(config: dict[str, Any], where: Path | str = "config.json of the head") -> int | None:

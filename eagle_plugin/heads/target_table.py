@@ -41,6 +41,13 @@ _LAST = """
     Gemma3ForCausalLM Gemma3ForConditionalGeneration Gemma4ForCausalLM Gemma4ForConditionalGeneration
     Gemma4UnifiedForConditionalGeneration GptOssForCausalLM MiniMaxM3SparseForCausalLM
 """
+# SGLang chooses their attention backend by their class, on GPUs of capability 10 trtllm_mha, with which it takes chains
+# alone and ends with a tree.
+_CHAINED = """
+    BeamForCausalLM Exaone4ForCausalLM ExaoneMoEForCausalLM ExaoneMoeForCausalLM Gemma4ForCausalLM
+    Gemma4ForConditionalGeneration Gemma4UnifiedForConditionalGeneration GptOssForCausalLM Llama4ForCausalLM
+    Llama4ForConditionalGeneration Olmo2ForCausalLM
+"""
 # vLLM's own classes; those that it serves through transformers are not listed.
 _VLLM = """
     AfmoeForCausalLM ApertusForCausalLM Cohere2MoeForCausalLM CohereCompassForConditionalGeneration
@@ -75,6 +82,7 @@ SGLANG_TARGETS: dict[str, AuxRule] = {
 }
 SGLANG_LAST = frozenset(_LAST.split())
 VLLM_TARGETS = frozenset(_VLLM.split())
+SGLANG_CHAINED = frozenset(_CHAINED.split())
 # Capture works here, but EAGLE-2 is what managed services train for this architecture.
 PREFER_EAGLE2 = frozenset({"Qwen3NextForCausalLM"})
 

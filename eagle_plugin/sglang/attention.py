@@ -12,6 +12,7 @@ from eagle_plugin.kernels.float8 import FLOAT8
 from eagle_plugin.kernels.kv import store_kv
 from eagle_plugin.runtime.round import TreeRows
 from eagle_plugin.sglang.linear_attention import linear_attention
+from eagle_plugin.sglang.releases import metrics_read_lengths
 
 
 def tree_rows_of(forward_batch: Any) -> TreeRows | None:
@@ -87,8 +88,10 @@ class TreeAttention:
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(self._base, name, value)
 
-    # Decode rounds read lengths on the device only: the scheduler need not bring them to the host.
-    needs_cpu_seq_lens = False
+    @property
+    def needs_cpu_seq_lens(self) -> bool:
+        """Decode rounds read lengths on the device only: the scheduler need not bring them to the host for us."""
+        return metrics_read_lengths()
 
     def init_forward_metadata(self, forward_batch: Any) -> None:
         """Plan a forward; one over trees needs no plan."""

@@ -22,10 +22,11 @@ def unsupported_cache_variables(device: str) -> list[str]:
     return reasons
 
 
-def unsupported_cache(runner: Any) -> list[str]:
-    """Why our worker does not read the KV cache that this loaded SGLang ``ModelRunner`` will make; empty when it does.
+def unsupported_cache(runner: Any, drafts: str | None = None) -> list[str]:
+    """Why our worker does not read the KV cache that this loaded SGLang ``ModelRunner`` will make, or its head's.
 
-    Asked before the cache is made. The flags about the cache are in `flag_support.unsupported_flags`.
+    Asked before the cache is made. The flags about the cache are in `flag_support.unsupported_flags`; drafts: the value
+    of --speculative-draft-kv-cache-dtype.
     """
     reasons = unsupported_cache_variables(runner.device)
     found, own = (str(dtype).removeprefix("torch.") for dtype in (runner.kv_cache_dtype, runner.dtype))
@@ -35,6 +36,8 @@ def unsupported_cache(runner: Any) -> list[str]:
         )
     elif found != own and runner.device == "cpu":  # by the flag, or by a checkpoint whose quantisation asks for it
         reasons.append(f"KV cache of {found}: on a CPU only KV caches in the model's own dtype, {own}, are served")
+    if drafts in ("bf16", "bfloat16") and own != "bfloat16":
+        reasons.append(f"--speculative-draft-kv-cache-dtype {drafts}: the model's own dtype is {own}")
     return reasons
 
 

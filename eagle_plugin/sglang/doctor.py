@@ -57,7 +57,7 @@ class PlannedRunner:
         )
         self.spec_aux_config = SimpleNamespace(draft_model_config=draft)
         self.spec_algorithm = SpeculativeAlgorithm.from_string(arguments.speculative_algorithm)
-        self.is_hybrid_swa, self.attention_chunk_size = config.is_hybrid_swa, config.attention_chunk_size
+        self.attention_chunk_size = config.attention_chunk_size
         self.dtype, self.sampler = config.dtype, Sampler()
         _, self.kv_cache_dtype = configure_kv_cache_dtype(
             server_args_kv_cache_dtype=arguments.kv_cache_dtype,
@@ -102,6 +102,8 @@ def judge(args: list[str], lines: LogLines) -> Verdict:
     verdict.warnings = [without_prefix(line) for line in lines.lines] + _without_cpu_package(arguments.device)
     verdict.serves = "engine"
     if algorithm not in ALGORITHMS:
+        # The sentence below says the same.
+        verdict.warnings = [line for line in verdict.warnings if not line.startswith(f"{algorithm} is served by")]
         verdict.sentence = f"{algorithm}: SGLang's own speculation serves it, the plugin serves {', '.join(ALGORITHMS)}"
         return verdict
     if isinstance(factory, type):  # the engine's class
@@ -142,6 +144,7 @@ def _decide(verdict: Verdict, server_args: Any, arguments: Any, args: list[str])
     from eagle_plugin.sglang import support
     from eagle_plugin.sglang.block_flags import asked_algorithm, caps_of
     from eagle_plugin.sglang.block_support import refuse_on_a_cpu
+    from eagle_plugin.sglang.chain_advice import change_for_trees
 
     publish(server_args, role="scheduler")
     runner, algorithm = PlannedRunner(server_args, arguments), arguments.speculative_algorithm
@@ -158,6 +161,8 @@ def _decide(verdict: Verdict, server_args: Any, arguments: Any, args: list[str])
     verdict.serves = "plugin"
     asked = asked_algorithm(server_args, algorithm)
     verdict.sentence = plugin_serves(asked, caps, loader.backend(runner.device))
+    if change := change_for_trees(server_args, caps):
+        verdict.changes = [change]
     verdict.open = open_points(arguments, runner)
     verdict.memory = costs_of(_launch(arguments, runner, caps))
 

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
+from sglang.srt.mem_cache.allocator.swa import SWATokenToKVPoolAllocator
 from torch import Tensor
 
 from eagle_plugin.core.shape import Shape
@@ -104,7 +105,7 @@ class RandomBatches:
         parts = self._parts
         need = b * positions
         page = self._page()
-        slots = parts.allocator.alloc(-(-need // page) * page)
+        slots = _allocated(parts.allocator, -(-need // page) * page)
         if slots is None:
             raise RuntimeError(f"the KV cache has no {need} free slots for the self-test: give the server more of it")
         rows = 1 + self.permutation(len(parts.req_to_token) - 1)[:b]  # row 0 is that of padding
@@ -171,6 +172,20 @@ class RandomBatches:
     def _on_device(self) -> torch.Generator:
         seed = int(torch.randint(0, 2**31, (), generator=self.generator))
         return torch.Generator(self.device).manual_seed(seed)
+
+
+def _allocated(allocator: Any, count: int) -> Tensor | None:
+    """So many free slots, whole pages, also of the pool of sliding windows; None where there are fewer.
+
+    Where that pool has pages, SGLang's allocator gives slots to requests alone.
+    """
+    if allocator.page_size == 1 or not isinstance(allocator, SWATokenToKVPoolAllocator):
+        return allocator.alloc(count)
+    if allocator.available_size() < count:
+        return None
+    slots = allocator.full_attn_allocator.alloc(count)
+    allocator.set_full_to_swa_mapping(slots, allocator.swa_attn_allocator.alloc(count))
+    return slots
 
 
 def as_stored(values: Tensor, cache: Tensor, pool: Pool) -> Tensor:

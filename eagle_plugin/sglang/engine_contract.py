@@ -18,6 +18,7 @@ CONTRACT: Contract = {
         "_disable_overlap_schedule_for_cpu": "server_args",
     },
     "sglang.srt.server_args": {"prepare_server_args": "argv"},
+    "sglang.srt.utils.device_timer": {"device_timer_ctx": "timer category"},
     "sglang.srt.runtime_context": {"publish": "server_args role ..."},
     "sglang.srt.sampling.sampling_params.SamplingParams": {"verify": "self vocab_size", "custom_params": ""},
     "sglang.srt.arg_groups.overrides": {"declare_resolution": "server_args source fields", "resolving_view": ""},
@@ -54,7 +55,7 @@ CONTRACT: Contract = {
     "sglang.srt.model_executor.model_runner.ModelRunner": {
         "load_model": "self",
         "attn_tp_sequence_sharded": "self num_tokens",
-        **attributes("kv_cache_dtype graph_shared_output"),
+        **attributes("kv_cache_dtype graph_shared_output device_timer"),
     },
     "sglang.srt.layers.sampler": {"apply_custom_logit_processor": "logits sampling_batch_info ..."},
     "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager": {

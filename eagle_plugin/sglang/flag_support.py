@@ -46,18 +46,21 @@ FLAGS: tuple[tuple[str, tuple[Any, ...], str], ...] = (
     ),
     (
         "speculative_draft_kv_cache_dtype",
-        ("auto", None, *NAMES),
+        ("auto", None, "bf16", "bfloat16", *NAMES),
         f"only the model's own dtype and {', '.join(NAMES)} are served",
     ),
     ("enable_page_major_kv_layout", (False, None), "only KV caches with one buffer per layer are served"),
     ("enable_unified_memory", (False, None), "only KV caches with one buffer per layer are served"),
     ("enable_kv_cache_sharding", (False, None), "only KV caches with one buffer per layer are served"),
     ("enable_hisparse", (False, None), "sparse attention is not served"),
-    ("speculative_adaptive", (False, None), "the engine's adaptive steps have their own worker state"),
+    (
+        "speculative_adaptive",
+        (False, None),
+        "without it the plugin serves, whose policy chooses the shape of every round",
+    ),
     ("speculative_use_rejection_sampling", (False, None), "it belongs to the engine's chain worker"),
     ("speculative_accept_threshold_single", (1.0, None), "it changes the output's distribution"),
     ("speculative_accept_threshold_acc", (1.0, None), "it changes the output's distribution"),
-    ("speculative_token_map", (None,), "EAGLE-2 token maps are not served yet"),
     ("enable_return_routed_experts", (False, None), "it is part of the engine's own forward"),
     ("enable_return_indexer_topk", (False, None), "it is part of the engine's own forward"),
     ("enable_eplb", (False, None), "it is part of the engine's own forward"),
@@ -74,7 +77,6 @@ FLAGS: tuple[tuple[str, tuple[Any, ...], str], ...] = (
         "KTransformers keeps the memory of experts on a CPU for the batch sizes of the engine's own graphs alone",
     ),
     ("expert_distribution_recorder_mode", (None,), "it is part of the engine's own forward"),
-    ("enable_forward_pass_metrics", (False, None), "they are taken in the engine's own forward of a decode round"),
     ("enable_symm_mem", (False, None), "the graphs of the plugin's rounds are not in the memory that it registers"),
     ("kv_canary", ("none", None), "it is part of the engine's own forward"),
     ("startup_weight_load_mode", ("serial", None), "the weights have to be there when graphs are captured and tested"),
@@ -88,8 +90,6 @@ NEWER = ("enable_nvidia_megakernel",)
 
 def unsupported_flags(arguments: Any) -> list[str]:
     """Why our worker does not support these resolved server arguments; empty when it does."""
-    from sglang.srt.environ import envs
-
     reasons = []
     drafts = arguments.speculative_draft_kv_cache_dtype
     if arguments.device == "cpu" and drafts in NAMES:
@@ -101,6 +101,11 @@ def unsupported_flags(arguments: Any) -> list[str]:
             f"--speculative-draft-window-size {arguments.speculative_draft_window_size}: it is served with EAGLE-3 and "
             "P-EAGLE heads"
         )
+    if arguments.speculative_token_map is not None and arguments.speculative_algorithm == "EAGLE":
+        # With EAGLE-3 heads, which have a map of their own, SGLang says that it ignores the flag.
+        reasons.append(
+            f"--speculative-token-map {arguments.speculative_token_map}: EAGLE-2 token maps are not served yet"
+        )
     for name, served, why in FLAGS:
         if name in NEWER and not hasattr(arguments, name):
             continue
@@ -109,10 +114,6 @@ def unsupported_flags(arguments: Any) -> list[str]:
             reasons.append(f"--{name.replace('_', '-')} {value}: {why}")
     if arguments.device != "cpu" and arguments.forward_hooks:
         reasons.append("--forward-hooks: the plugin's rounds are captured after the hooks are set, and would hold them")
-    if envs.SGLANG_ENABLE_METRICS_DEVICE_TIMER.get():
-        reasons.append(
-            "SGLANG_ENABLE_METRICS_DEVICE_TIMER: the time of a decode round is taken in the engine's own forward"
-        )
     reasons += unsupported_flags_beside(arguments)
     steps, topk = arguments.speculative_num_steps, arguments.speculative_eagle_topk
     width = arguments.speculative_num_draft_tokens

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle_plugin.collect.settings import STORE
-from eagle_plugin.runtime.startup import may_serve
+from eagle_plugin.runtime.startup import engine_serves, may_serve
 from eagle_plugin.sglang import version
 from eagle_plugin.traffic.settings import FOLDER
 
@@ -76,10 +76,22 @@ def _create_worker(original: Any, algorithm: Any, server_args: Any) -> Any:
     # By their names: importing the classes would load more. STANDALONE runs on the class for EAGLE, with a draft model
     # instead of a head.
     if engine_worker.__name__ not in ENGINE_WORKERS or algorithm.name not in ALGORITHMS:
+        reason = f"{engine_worker.__name__} is not a worker that the plugin replaces"
+        _first_ranks_logger().info(engine_serves(algorithm.name, "SGLang", [reason]))
         return engine_worker
     from eagle_plugin.sglang.support import worker_factory
 
     return worker_factory(algorithm.name, engine_worker)
+
+
+def _first_ranks_logger() -> logging.Logger:
+    """The logger of ours, which is silent in all ranks but the first; `eagle-plugin doctor` has no ranks."""
+    from eagle_plugin.sglang.ranks import rank_logger
+
+    try:
+        return rank_logger(logger)
+    except (RuntimeError, AttributeError):
+        return logger
 
 
 def _check_arguments(result: Any, server_args: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from eagle_plugin.heads.block_drafter import SGLANG, block_warnings, describe_bl
 from eagle_plugin.heads.description import read_head
 from eagle_plugin.heads.files import HeadError, LeftToEngine
 from eagle_plugin.heads.manifest import parallel_levels
+from eagle_plugin.heads.pickles import pickles_of, unchecked
 from eagle_plugin.policy.chooser import policy_mode
 from eagle_plugin.policy.log import log_seconds
 from eagle_plugin.policy.shapes import CPU_SHAPE, GPU_SHAPE, shape_for
@@ -28,8 +29,8 @@ from eagle_plugin.sglang.block_support import GPUS_ONLY, unsupported_block_flags
 from eagle_plugin.sglang.caches import NAMES, unsupported_cache_variables
 from eagle_plugin.sglang.draft_classes import HEAD_ARCHITECTURES, has_own_draft_class
 from eagle_plugin.sglang.flag_support import unsupported_flags
-from eagle_plugin.sglang.support import unsupported_config
 from eagle_plugin.sglang.synthetic import synthetic_rates
+from eagle_plugin.sglang.target_configs import unsupported_config
 
 logger = logging.getLogger("eagle_plugin")
 
@@ -46,8 +47,8 @@ def check_launch(server_args: Any) -> None:
     left to SGLang's own worker.
 
     Only folders on this disk are checked, and not those that SGLang loads with another class for draft heads, or whose
-    weights it takes from elsewhere. A folder whose config.json names a plain model, such as the target's, is checked,
-    and refused.
+    weights it takes from elsewhere or from pickles. A folder whose config.json names a plain model, such as the
+    target's, is checked, and refused.
 
     Raises:
         SystemExit: with one sentence that names what was found, what was wanted and the fix.
@@ -92,6 +93,9 @@ def check_launch(server_args: Any) -> None:
             return
         if has_own_draft_class(head_architecture(head)):
             return
+        if pickles := pickles_of(head):
+            logger.warning("eagle-plugin: %s", unchecked(head, pickles))
+            return
         if arguments.device == "cpu" and read_head(head).leftover_quantisation:
             raise HeadError(
                 f"{head} has a quantization_config in config.json, but its weights are plain, and SGLang ends with it "
@@ -135,7 +139,7 @@ def auto_parameters(server_args: Any, chosen: tuple[int, int, int]) -> Shape:
     worker will serve it. A head that drafts all levels in one forward gets deep trees on every device, because depth
     costs it little.
     """
-    from sglang.srt.arg_groups.model_override_base import resolved_view
+    from sglang.srt.arg_groups.model_override_base import attention_backends_of, resolved_view
 
     arguments = resolved_view(server_args)
     if arguments.speculative_algorithm not in ("EAGLE", "EAGLE3"):
@@ -144,8 +148,10 @@ def auto_parameters(server_args: Any, chosen: tuple[int, int, int]) -> Shape:
     caps = CPU_SHAPE if is_ours else Shape(*chosen)
     if unsupported_flags(arguments):
         return caps
-    if caps.topk == 1 and arguments.device == "cuda" and _can_have_trees(server_args, arguments):
-        caps = GPU_SHAPE
+    if caps.topk == 1 and arguments.device == "cuda":
+        backends = (*attention_backends_of(arguments), arguments.speculative_draft_attention_backend)
+        if can_have_trees(server_args, arguments, backends, arguments.page_size):
+            caps = GPU_SHAPE
     try:
         levels = parallel_levels(arguments.speculative_draft_model_path)
     except HeadError:  # `check_launch` comes next and says what is wrong
@@ -161,20 +167,20 @@ def auto_parameters(server_args: Any, chosen: tuple[int, int, int]) -> Shape:
 _TREE_BACKENDS = ("fa3", "flashinfer", "triton", None)
 
 
-def _can_have_trees(server_args: Any, arguments: Any) -> bool:
+def can_have_trees(server_args: Any, arguments: Any, backends: Sequence[str | None], page_size: int | None) -> bool:
     """Whether our worker is to be expected on this GPU, from what is known before a weight is loaded.
 
     Where it does not serve in the end, the engine's own worker drafts with the caps, and is better with its chain.
+    arguments: resolved; backends: of attention, of both models.
     """
-    from sglang.srt.arg_groups.model_override_base import attention_backends_of, model_config_of
+    from sglang.srt.arg_groups.model_override_base import model_config_of
     from sglang.srt.configs.hybrid_arch import mambaish_config
 
     if arguments.enable_multi_layer_eagle or unsupported_cache_variables("cuda") or not _is_head(arguments):
         return False
     if (arguments.enable_lora or arguments.lora_paths) and arguments.lora_backend != CAPTURED:
         return False
-    backends = (*attention_backends_of(arguments), arguments.speculative_draft_attention_backend)
-    if arguments.page_size not in (1, None) or any(name not in _TREE_BACKENDS for name in backends):
+    if page_size not in (1, None) or any(name not in _TREE_BACKENDS for name in backends):
         return False
     config = model_config_of(server_args)
     caches = (arguments.kv_cache_dtype, arguments.speculative_draft_kv_cache_dtype)
@@ -191,7 +197,6 @@ def _is_head(arguments: Any) -> bool:
     if not Path(head).is_dir():
         return bool(arguments.speculative_algorithm == "EAGLE3")
     try:
-        read_head(head)
         return head_architecture(head) in HEAD_ARCHITECTURES
-    except HeadError:  # `check_launch` comes next and says what is wrong, or that the engine's own worker serves
+    except HeadError:  # `check_launch` comes next and says what is wrong
         return False

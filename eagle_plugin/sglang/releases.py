@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
+from sglang.srt.managers.scheduler_components.metrics_reporter import SchedulerMetricsReporter
 from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
-from sglang.srt.runtime_context import get_model
+from sglang.srt.runtime_context import get_model, get_observability
 from sglang.srt.speculative.spec_utils import draft_tp_context
 
 _LOOKS_AT_BATCH = "forward_batch" in inspect.signature(forward_context).parameters
@@ -30,6 +31,15 @@ def prepare_adapters_in_place(manager: Any, most: int, width: int) -> None:
     """
     named = getattr(manager, "init_decode_cuda_graph_batch_info", None) or manager.init_cuda_graph_batch_info
     named(max_bs_in_cuda_graph=most, num_tokens_per_req=width)
+
+
+def metrics_read_lengths() -> bool:
+    """Whether the engine's metrics of forward passes read a decode batch's lengths on the host.
+
+    Newer releases count the tokens of its requests.
+    """
+    counts_requests = hasattr(SchedulerMetricsReporter, "snapshot_spec_decode_metrics")
+    return bool(get_observability().enable_forward_pass_metrics) and not counts_requests
 
 
 @contextmanager

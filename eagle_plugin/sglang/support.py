@@ -27,11 +27,9 @@ from eagle_plugin.sglang.flag_support import unsupported_flags
 from eagle_plugin.sglang.parallel_support import unsupported_models_beside
 from eagle_plugin.sglang.ranks import rank_logger
 from eagle_plugin.sglang.synthetic import SETTING
+from eagle_plugin.sglang.target_configs import GATED_DELTA_NETS, unsupported_config
 
 logger = logging.getLogger("eagle_plugin")
-
-# Targets with linear layers that our worker computes.
-GATED_DELTA_NETS = ("Qwen3NextForCausalLM", "Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration")
 
 
 def unsupported_models(target_runner: Any, draft_architecture: str) -> list[str]:
@@ -47,30 +45,10 @@ def unsupported_models(target_runner: Any, draft_architecture: str) -> list[str]
     return reasons
 
 
-def unsupported_config(config: Any) -> list[str]:
-    """Why our worker does not support a target of this configuration (an SGLang ``ModelConfig``), loaded or not."""
-    from sglang.srt.configs.hybrid_arch import mambaish_config
-    from sglang.srt.configs.model_config import AttentionArch, is_minimax_sparse
-
-    name = config.hf_config.architectures[0]
-    reasons = []
-    if config.attention_arch == AttentionArch.MLA:
-        reasons.append(f"target {name}: latent (MLA) attention is not served yet")
-    if mambaish_config(config) is not None and name not in GATED_DELTA_NETS:
-        reasons.append(f"target {name}: linear-attention and state-space layers are not served yet")
-    if is_minimax_sparse(config.hf_config):
-        reasons.append(f"target {name}: sparse attention by blocks is not served")
-    if config.is_encoder_decoder:
-        reasons.append(f"target {name}: encoder-decoder models are not served")
-    return reasons
-
-
-def unsupported_windows(target_runner: Any, arguments: Any) -> list[str]:
-    """Why trees are not served with this target's sliding windows or attention chunks; empty where they are."""
+def unsupported_chunks(target_runner: Any) -> list[str]:
+    """Why trees are not served with this target's attention chunks; empty where they are, or has none."""
     from eagle_plugin.sglang.pools import chunk_of
 
-    if target_runner.is_hybrid_swa and arguments.page_size != 1:
-        return [f"--page-size {arguments.page_size}: caches of sliding windows are served with pages of one token"]
     config, chunk = target_runner.model_config, chunk_of(target_runner)
     if target_runner.device == "cpu" and 0 < chunk < config.context_len and not _knows_chunks(target_runner.model):
         return [
@@ -144,6 +122,7 @@ def worker_factory(algorithm: str, engine_worker: type) -> Callable[..., Any]:
             return engine_worker(**arguments)
         check_collecting(["it has a block drafter"] if algorithm == "DFLASH" else [])
         from eagle_plugin.sglang import eagle3_model, finish, metrics, refused_requests
+        from eagle_plugin.sglang.chain_advice import change_for_trees
 
         eagle3_model.register()
         try:
@@ -164,6 +143,8 @@ def worker_factory(algorithm: str, engine_worker: type) -> Callable[..., Any]:
             refused_requests.refuse_requests()
             asked = asked_algorithm(server_args, algorithm)
             log.info(plugin_serves(asked, worker.shape, loader.backend(worker.device)))
+            if change := change_for_trees(server_args, worker.shape):
+                log.info("eagle-plugin: %s", change)
             if worker.synthetic is not None:
                 log.warning(WARNING, source_of(worker.synthetic, SETTING))
 
@@ -194,9 +175,11 @@ def unsupported_settings(server_args: Any, target_runner: Any) -> list[str]:
     if left := os.environ.get(LEFT):  # of the launcher's check
         reasons.append(left)
     draft_config = target_runner.spec_aux_config.draft_model_config
-    reasons += unsupported_cache(target_runner)
+    if draft_config is None:
+        return [*reasons, "--speculative-draft-model-path is not given, and SGLang finds no draft layers in the target"]
+    reasons += unsupported_cache(target_runner, arguments.speculative_draft_kv_cache_dtype)
     reasons += unsupported_models(target_runner, draft_config.hf_config.architectures[0])
-    reasons += unsupported_windows(target_runner, arguments)
+    reasons += unsupported_chunks(target_runner)
     reasons += unsupported_states(target_runner, arguments)
     reasons += unsupported_adapters(target_runner)
     reasons += unsupported_models_beside(arguments, target_runner, draft_config)

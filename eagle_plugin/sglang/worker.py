@@ -15,6 +15,7 @@ from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
 from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang.srt.utils.common import use_intel_amx_backend
+from sglang.srt.utils.device_timer import device_timer_ctx
 
 from eagle_plugin.core.shape import PLAIN, Shape
 from eagle_plugin.core.tree import DraftTree
@@ -25,6 +26,7 @@ from eagle_plugin.policy.costs import DEFERRED_TOKENS
 from eagle_plugin.runtime.accept import accepted_rows
 from eagle_plugin.runtime.collect_start import check_collecting
 from eagle_plugin.runtime.draft_clock import DraftClock
+from eagle_plugin.runtime.draft_map import repeated_tokens
 from eagle_plugin.runtime.head_mailbox import HeadMailbox
 from eagle_plugin.runtime.huge_pages import use_huge_pages
 from eagle_plugin.runtime.lookups import lookups_of
@@ -33,6 +35,7 @@ from eagle_plugin.runtime.request_limits import LimitMaker, Limits, served_sourc
 from eagle_plugin.runtime.rng import KeyTable
 from eagle_plugin.runtime.round import Drafts
 from eagle_plugin.runtime.target_weights import use_bf16_kernel
+from eagle_plugin.selftest.failure import LeftOut
 from eagle_plugin.sglang.adapters import Adapters
 from eagle_plugin.sglang.attention import TreeAttention
 from eagle_plugin.sglang.batch import BatchReader, committed_tokens
@@ -158,8 +161,10 @@ class TreeWorker(EAGLEWorkerV2):
         if self.device == "cpu":
             use_huge_pages(rank_logger(logging.getLogger("eagle_plugin")))
         pool, mode = self.req_to_token_pool, policy_mode()
-        if not check_rounds(self, prepared(partial(prepare_rounds, self, mode))):
-            check_collecting(["its self-test has failed"])
+        # Not kept for the next start, which may have another head.
+        repeated = [LeftOut(reason) for reason in repeated_tokens(self._draft_worker.hot_token_id)]
+        if not check_rounds(self, repeated or prepared(partial(prepare_rounds, self, mode))):
+            check_collecting(repeated or ["its self-test has failed"])
             return  # the engine's own worker serves: there is no head of ours to exchange
         reserve_for(self)
         self.shapes = choose_shapes(self, mode, pool.size)
@@ -192,8 +197,11 @@ class TreeWorker(EAGLEWorkerV2):
             self._mailbox.look()
         if batch.forward_mode.is_extend() or batch.is_extend_in_batch:
             return self._prefill(batch, on_publish, pp_proxy_tensors)
-        if batch.forward_mode.is_idle():
-            return self._idle_round(batch)
+        is_idle = batch.forward_mode.is_idle()
+        with device_timer_ctx(self._target_worker.model_runner.device_timer, "idle" if is_idle else "target_verify"):
+            return self._idle_round(batch) if is_idle else self._decode(batch, on_publish, grammar_barrier)
+
+    def _decode(self, batch: Any, on_publish: Any, grammar_barrier: Any) -> RoundResult:
         b, prefix_tokens = len(batch.seq_lens), committed_tokens(batch)
         deferred = 0 if self._round.deferred is None else self._round.deferred.longest(batch.reqs)
         is_plain = needs_plain_round(batch)

@@ -17,10 +17,13 @@ from eagle_plugin.common.errors import UserError
 from eagle_plugin.core.shape import Shape
 from eagle_plugin.core.tree import as_chains
 from eagle_plugin.core.verify import Accepted
+from eagle_plugin.heads.files import HeadError
 from eagle_plugin.kernels.sampling import SamplingParams
+from eagle_plugin.runtime.draft_map import repeated_tokens
 from eagle_plugin.runtime.lookups import Lookups
 from eagle_plugin.runtime.parallel_levels import HeadLevels
 from eagle_plugin.runtime.round import Drafts, HeadState, LevelRows, TopM, TreeRows, draft, top_m_of
+from eagle_plugin.runtime.startup import SWITCH, StartRefused
 from eagle_plugin.vllm import masked_rows
 from eagle_plugin.vllm.attention import ExtendRows, Rows, TreeMetadata
 from eagle_plugin.vllm.batch import RoundBatch
@@ -163,7 +166,11 @@ class HeadForwards:
         return model
 
     def complete_head(self) -> None:
-        """Read the map from draft to target tokens, once vLLM has given the head what it shares with the target."""
+        """Read the map from draft to target tokens, once vLLM has given the head what it shares with the target.
+
+        Raises:
+            StartRefused: the map names a token twice; vLLM's own worker cannot take over any more.
+        """
         for name, module in list(self.model.named_modules()):
             # A layer shared with a target that serves LoRA would select adapters by the target's rows.
             if isinstance(module, BaseLayerWithLoRA):
@@ -175,6 +182,8 @@ class HeadForwards:
         self._draft_to_target = None
         if offsets is not None:
             self._draft_to_target = torch.arange(len(offsets), device=offsets.device) + offsets.data
+        for reason in repeated_tokens(self._draft_to_target):
+            raise StartRefused(HeadError(f"{reason}, or serve this head with {SWITCH}=0"))
 
     def check_cache_groups(self, groups: Sequence[Any]) -> None:
         """Refuse a head whose layers have caches in several of vLLM's ``KVCacheGroupSpec``.

@@ -16,6 +16,7 @@ from eagle_plugin.heads.block_drafter import block_warnings, describe_block
 from eagle_plugin.heads.description import read_head
 from eagle_plugin.heads.files import HeadError, LeftToEngine
 from eagle_plugin.heads.manifest import trained_depths
+from eagle_plugin.heads.pickles import pickles_of, unchecked
 from eagle_plugin.heads.vllm_classes import METHODS
 from eagle_plugin.heads.vllm_rules import check_head, count_aux
 from eagle_plugin.policy.chooser import policy_mode
@@ -122,7 +123,10 @@ def _read_head(vllm_config: Any, options: Options) -> Drafting:
     on_gpu = vllm_config.device_config.device_type != "cpu"
     shape = options.shape(nodes, trained or PARALLEL_LEVELS if levels.depth_is_free else None, on_gpu)
     warnings: list[str] = []
-    if _can_read(target, head, (speculative.draft_load_config or vllm_config.load_config).load_format):
+    load_format = (speculative.draft_load_config or vllm_config.load_config).load_format
+    if not is_block and load_format in READ_FOLDERS and (pickles := pickles_of(head)):
+        warnings = [unchecked(head, pickles)]
+    elif _can_read(target, head, load_format):
         warnings = _check_head(target, head, speculative.method, shape.steps)
         if is_block:
             warnings += block_warnings(head, nodes)

@@ -49,6 +49,35 @@ def test_builtin_and_plugin_differ_by_the_environment_alone():
     assert child_environment(builtin, {})["EAGLE_PLUGIN"] == "0"
 
 
+@pytest.mark.parametrize(
+    ("generation", "architecture", "shape", "device", "wanted"),
+    [
+        (10, "GptOssForCausalLM", Shape(7, 2, 8), "cuda", True),
+        (10, "GptOssForCausalLM", Shape(3, 1, 4), "cuda", False),
+        (9, "GptOssForCausalLM", Shape(7, 2, 8), "cuda", False),
+        (10, "LlamaForCausalLM", Shape(7, 2, 8), "cuda", False),
+        (10, "GptOssForCausalLM", Shape(2, 4, 8), "cpu", False),
+    ],
+)
+def test_trees_get_a_backend_that_takes_them(
+    generation: int,
+    architecture: str,
+    shape: Shape,
+    device: str,
+    wanted: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of some targets SGLang itself chooses one that ends the start with a tree, on Blackwell GPUs."""
+    monkeypatch.setattr("eagle_plugin.bench.sglang_server.gpu_generation", lambda: generation)
+    (tmp_path / "config.json").write_text(f'{{"architectures": ["{architecture}"]}}')
+    for mode in ("builtin", "plugin"):
+        spec = ServerSpec(tmp_path, mode, HEAD, shape, device=device, extra_flags=("--attention-backend", "fa3"))
+        command = sglang_command(spec, 1)
+        assert (command[command.index("--attention-backend") + 1] == "triton") == wanted
+        assert command[-1] == "fa3", "the user's own comes last"
+
+
 def test_speculation_needs_a_head():
     with pytest.raises(ValueError, match="needs a draft head"):
         ServerSpec(TARGET, "plugin")

@@ -159,13 +159,18 @@ def test_last_boundary_of_gpt_oss(tiny_eagle3: Path, tiny_target: Path, tmp_path
         check_head(tmp_path, folder, algorithm="EAGLE3")
 
 
-def test_short_context_is_a_warning(tiny_eagle3: Path, tiny_target: Path, tmp_path: Path) -> None:
+def test_short_context_is_a_warning(
+    tiny_eagle3: Path, tiny_target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert check_head(tiny_target, tiny_eagle3, algorithm="EAGLE3").warnings == ()
     folder = tmp_path / "head"
     shutil.copytree(tiny_eagle3, folder)
     config(max_position_embeddings=1024)(folder)
     (warning,) = check_head(tiny_target, folder, algorithm="EAGLE3").warnings
-    assert "1024" in warning and "2048" in warning
+    assert "1024" in warning and "2048" in warning and "does not start" in warning
+    monkeypatch.setenv("SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN", "1")
+    (warning,) = check_head(tiny_target, folder, algorithm="EAGLE3").warnings
+    assert "1024" in warning and "2048" in warning and "does not start" not in warning
 
 
 def test_nested_target_config(tiny_eagle3: Path, tiny_target: Path, tmp_path: Path) -> None:

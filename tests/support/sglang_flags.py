@@ -11,6 +11,7 @@ SERVED = {
     "speculative_num_draft_tokens": 16,
     "speculative_algorithm": "EAGLE3",
     "speculative_draft_window_size": None,
+    "speculative_token_map": None,
     "enable_lora": False,
     "lora_paths": None,
     "forward_hooks": None,

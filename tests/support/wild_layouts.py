@@ -8,7 +8,7 @@ from wild_heads import ACCEPTED, AUX, CONVERTED, D, H, I, Layout, V, llama, spec
 OTHER_CLASS = ("which vLLM looks up as", "the plugin serves")
 NO_PARAMETER = ("no parameter", "does not start", "eagle-plugin export")
 EXPORT = ("is not a Llama draft head", "eagle-plugin export")  # SGLang cannot take it as it is, the export can
-PICKLE = ("only pytorch_model.bin", "wanted model.safetensors", "the plugin serves no pickles", "convert")
+PICKLE = ("only pytorch_model.bin", "wanted model.safetensors", "the plugin reads no pickles", "convert")
 MODELOPT = {
     "use_aux_hidden_state": True,
     "use_input_layernorm_in_first_layer": True,

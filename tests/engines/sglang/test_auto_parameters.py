@@ -125,15 +125,19 @@ def test_it_stays_with_caches_that_our_worker_does_not_read(
 @pytest.mark.parametrize(
     "edit",
     [
-        lambda head: (head / "model.safetensors").rename(head / "pytorch_model.bin"),
         config(architectures=["Qwen3NextForCausalLMMTP"]),
         config(architectures=["Eagle3DeepseekV2ForCausalLM"]),
     ],
-    ids=["pickle", "MTP", "latent attention"],
+    ids=["MTP", "latent attention"],
 )
 def test_it_stays_with_a_head_that_is_left_to_the_engine(chosen: Chooser, head: Path, edit: Edit) -> None:
     edit(head)
     assert chosen(CHAIN, device="cuda") == CHAIN
+
+
+def test_weights_that_are_a_pickle_are_a_heads_too(chosen: Chooser, head: Path) -> None:
+    (head / "model.safetensors").rename(head / "pytorch_model.bin")
+    assert chosen(CHAIN, device="cuda") == GPU_SHAPE
 
 
 def test_a_name_on_a_model_hub_is_that_of_a_head(chosen: Chooser) -> None:

@@ -246,7 +246,9 @@ def test_on_a_cpu_what_is_not_served_ends_the_start() -> None:
         block_support.refuse_on_a_cpu("DFLASH", "cpu", ["a", "b"])
 
 
-def test_the_worker_is_ours_for_both_classes_of_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_worker_is_ours_for_both_classes_of_the_engine(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     from sglang.srt.speculative.dflash_worker_v2 import DFlashWorkerV2
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
@@ -254,11 +256,14 @@ def test_the_worker_is_ours_for_both_classes_of_the_engine(monkeypatch: pytest.M
     from eagle_plugin.sglang.block_worker import BlockWorker
 
     monkeypatch.setattr(support, "worker_factory", lambda name, engine_worker: (name, engine_worker))
+    caplog.set_level("INFO", "eagle_plugin")
     found = plugin._create_worker(lambda algorithm, _: DFlashWorkerV2, SpeculativeAlgorithm.DFLASH, None)
-    assert found == ("DFLASH", DFlashWorkerV2)
+    assert found == ("DFLASH", DFlashWorkerV2) and "is served by" not in caplog.text
     assert (
         plugin._create_worker(lambda algorithm, _: DFlashWorkerV2, SpeculativeAlgorithm.DSPARK, None) is DFlashWorkerV2
     )
+    (line,) = [line for line in caplog.messages if "is served by" in line]
+    assert "DSPARK is served by SGLang's own worker: DFlashWorkerV2 is not a worker that the plugin replaces" in line
     assert block_support.worker_class("DFLASH") is BlockWorker
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import skewed_mask
+import torch
 from serving import answers_of_own_worker
 
 from eagle_plugin.common.errors import UserError
 from eagle_plugin.runtime.ranks import RankMissing
+from eagle_plugin.selftest.failure import LeftOut
 
 pytest.importorskip("sglang")
 
@@ -45,3 +48,26 @@ def test_the_reason_is_told_and_what_the_user_can_correct_is_raised(monkeypatch:
         selftest.prepared(refused)
     with pytest.raises(RankMissing):  # the other rank would not answer
         selftest.prepared(alone)
+
+
+def test_a_head_whose_map_names_a_token_twice_is_left_to_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a head that the engine fetches by its name, nobody has looked at the map before."""
+    from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
+
+    from eagle_plugin.sglang import worker as module
+
+    done: list[list[str]] = []
+    monkeypatch.setattr(EAGLEWorkerV2, "init_cuda_graphs", lambda self: None)
+    monkeypatch.setattr(module, "use_huge_pages", lambda _: None)
+    monkeypatch.setattr(module, "rank_logger", lambda logger: logger)
+    monkeypatch.setattr(module, "prepared", lambda _: done.append(["prepared"]) or ["no round"])
+    monkeypatch.setattr(module, "check_rounds", lambda _, failed: done.append(list(failed)))
+    for ids in ([3, 1, 3], [3, 1, 2]):
+        worker = object.__new__(module.TreeWorker)
+        drafter = SimpleNamespace(hot_token_id=torch.tensor(ids))
+        vars(worker).update(device="cpu", req_to_token_pool=None, _draft_worker=drafter)
+        worker.init_cuda_graphs()
+    (left,), *healthy = done
+    assert left.startswith("the draft head has d2t that maps 3 draft ids to 2 target ids")
+    assert isinstance(left, LeftOut), "it would be kept for the next start"
+    assert healthy == [["prepared"], ["no round"]]

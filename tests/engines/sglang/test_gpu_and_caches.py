@@ -86,3 +86,11 @@ def test_which_caches_are_read(
     reasons = unsupported_cache(SimpleNamespace(device=device, kv_cache_dtype=cache, dtype=torch.bfloat16))
     assert len(reasons) == (wanted is not None)
     assert wanted is None or reasons[0].startswith(wanted)
+
+
+@pytest.mark.parametrize(("dtype", "refused"), [(torch.bfloat16, False), (torch.float16, True)])
+def test_a_head_has_the_models_own_dtype_by_any_of_its_names(dtype: torch.dtype, refused: bool) -> None:
+    runner = SimpleNamespace(device="cpu", kv_cache_dtype=dtype, dtype=dtype)
+    assert unsupported_cache(runner, "auto") == []
+    for name in ("bf16", "bfloat16"):
+        assert [name in reason for reason in unsupported_cache(runner, name)] == [True] * refused

@@ -39,31 +39,21 @@ def test_rows_see_the_same_keys_by_the_copy(window: int, chunk: int) -> None:
     assert torch.equal(rows.slots, moved[own])
 
 
-def window_reasons(layers: list[dict], page_size: int = 1, **of_runner: object) -> list[str]:
-    """What `support.unsupported_windows` says of a target with these attention layers."""
+def chunk_reasons(layers: list[dict], **of_runner: object) -> list[str]:
+    """What `support.unsupported_chunks` says of a target with these attention layers."""
     model = torch.nn.ModuleList([RadixAttention(2, 4, 1.0, 1, i, **layer) for i, layer in enumerate(layers)])
     config = SimpleNamespace(context_len=512, hf_config=SimpleNamespace(architectures=["Llama4ForCausalLM"]))
-    runner = {"is_hybrid_swa": False, "attention_chunk_size": None, "device": "cpu"} | of_runner
-    return support.unsupported_windows(
-        SimpleNamespace(model=model, model_config=config, **runner), SimpleNamespace(page_size=page_size)
-    )
-
-
-def test_pages_of_sliding_windows_are_left_to_the_engine() -> None:
-    """Pages of several tokens have no slots of their own."""
-    layers = [{}, {"sliding_window_size": 15}]
-    assert window_reasons(layers, is_hybrid_swa=True) == [] == window_reasons(layers, page_size=64)
-    (reason,) = window_reasons(layers, page_size=64, is_hybrid_swa=True)
-    assert "pages of one token" in reason
+    runner = {"attention_chunk_size": None, "device": "cpu"} | of_runner
+    return support.unsupported_chunks(SimpleNamespace(model=model, model_config=config, **runner))
 
 
 def test_chunks_that_the_engine_does_not_know_are_left_to_it() -> None:
     """On a CPU its attention sees all keys: prompts and trees would be read by different rules."""
     layers = [{}, {"use_irope": True}]
-    (reason,) = window_reasons(layers, attention_chunk_size=64)
+    (reason,) = chunk_reasons(layers, attention_chunk_size=64)
     assert reason.startswith("target Llama4ForCausalLM: ") and "--context-length 64" in reason
-    assert window_reasons(layers, attention_chunk_size=512) == []  # one chunk
-    assert window_reasons(layers, attention_chunk_size=64, device="cuda") == []
-    assert window_reasons([{}, {}], attention_chunk_size=64) == []  # of a layer that has none
+    assert chunk_reasons(layers, attention_chunk_size=512) == []  # one chunk
+    assert chunk_reasons(layers, attention_chunk_size=64, device="cuda") == []
+    assert chunk_reasons([{}, {}], attention_chunk_size=64) == []  # of a layer that has none
     known = [{}, {"use_irope": True, "sliding_window_size": -65}]  # by eagle-plugin-sglang-cpu
-    assert window_reasons(known, attention_chunk_size=64) == []
+    assert chunk_reasons(known, attention_chunk_size=64) == []

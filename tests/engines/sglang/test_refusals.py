@@ -179,19 +179,23 @@ def test_what_sglang_serves_never_ends_the_start(check_launch, tiny_target, tiny
     check_launch(tiny_target, head)
     assert "d2t that maps 512 draft ids to 511 target ids" in os.environ[LEFT]
     monkeypatch.setattr(support, "unsupported_flags", lambda _: [])
-    for what in ("cache", "models", "windows", "states", "models_beside", "block_drafters"):
+    for what in ("cache", "models", "chunks", "states", "models_beside", "block_drafters"):
         monkeypatch.setattr(support, f"unsupported_{what}", lambda *_: [])
     draft = SimpleNamespace(hf_config=SimpleNamespace(architectures=["LlamaForCausalLMEagle3"]))
     runner = SimpleNamespace(spec_aux_config=SimpleNamespace(draft_model_config=draft), device="cpu", lora_manager=None)
-    assert support.unsupported_reasons(None, runner) == [os.environ[LEFT]]
+    served = SimpleNamespace(**SERVED)
+    assert support.unsupported_reasons(served, runner) == [os.environ[LEFT]]
     check_launch(tiny_target, tiny_eagle3)  # of the next engine in this process
-    assert support.unsupported_reasons(None, runner) == []
+    assert support.unsupported_reasons(served, runner) == []
+    runner.spec_aux_config.draft_model_config = None
+    (reason,) = support.unsupported_reasons(served, runner)
+    assert reason.startswith("--speculative-draft-model-path is not given")
 
 
-def test_a_pickle_is_left_to_sglang_with_the_command_that_converts_it(
-    check_launch, tiny_target, tiny_eagle3, tmp_path, monkeypatch
+def test_a_pickle_is_served_with_a_warning_that_has_the_command_that_converts_it(
+    check_launch, tiny_target, tiny_eagle3, tmp_path, monkeypatch, caplog
 ):
-    """SGLang loads it; `eagle-plugin check` says no, and once the command of the sentence has run the plugin serves."""
+    """SGLang loads it; `eagle-plugin check` says no, and once the command of the sentence has run it looks at it."""
     monkeypatch.delenv(LEFT, raising=False)
     head = tmp_path / "a 'head'"
     shutil.copytree(tiny_eagle3, head)
@@ -201,11 +205,14 @@ def test_a_pickle_is_left_to_sglang_with_the_command_that_converts_it(
     with pytest.raises(HeadError, match=r"has only pytorch_model\.bin, wanted model\.safetensors"):
         check_head(tiny_target, head, algorithm="EAGLE3")
     check_launch(tiny_target, head)
-    command = os.environ[LEFT].partition("convert the weights with: ")[2].replace("python", sys.executable, 1)
+    assert LEFT not in os.environ
+    (line,) = [line for line in caplog.messages if "has only pytorch_model.bin: the engine loads" in line]
+    command = line.partition("which runs no code of theirs: ")[2].replace("python", sys.executable, 1)
+    caplog.clear()
     subprocess.run(command, shell=True, check=True)
     assert all(map(torch.equal, load_file(head / "model.safetensors").values(), weights.values()))
     check_launch(tiny_target, head)
-    assert LEFT not in os.environ
+    assert LEFT not in os.environ and not caplog.messages
 
 
 def test_a_leftover_quantisation_ends_the_start_on_a_cpu(check_launch, tiny_target, tiny_eagle3, tmp_path, caplog):

@@ -29,6 +29,19 @@ def test_a_draft_window_is_served_with_eagle3_heads():
     assert "--speculative-draft-window-size 512" in reason
 
 
+def test_a_token_map_is_left_to_the_engine_where_it_reads_one():
+    """With EAGLE-3 heads SGLang ignores the flag, with a warning."""
+    flags = SERVED | {"speculative_token_map": "map.pt"}
+    assert unsupported_flags(SimpleNamespace(**flags)) == []
+    (reason,) = unsupported_flags(SimpleNamespace(**(flags | {"speculative_algorithm": "EAGLE"})))
+    assert reason.startswith("--speculative-token-map map.pt: ")
+
+
+def test_a_cache_of_the_head_in_the_dtype_of_the_model():
+    for name in ("bf16", "bfloat16"):
+        assert unsupported_flags(SimpleNamespace(**(SERVED | {"speculative_draft_kv_cache_dtype": name}))) == []
+
+
 def test_data_parallel_attention_is_served_without_adapters(monkeypatch):
     replicas = SERVED | {"tp_size": 2, "attn_dp_size": 2}
     assert unsupported_flags(SimpleNamespace(**replicas)) == []
@@ -89,12 +102,6 @@ def test_forward_hooks_are_left_to_the_engine_where_rounds_are_captured():
     assert unsupported_flags(SimpleNamespace(**hooks)) == []
     (reason,) = unsupported_flags(SimpleNamespace(**(hooks | {"device": "cuda"})))
     assert reason.startswith("--forward-hooks: ")
-
-
-def test_times_of_forwards_are_left_to_the_engine(monkeypatch):
-    monkeypatch.setenv("SGLANG_ENABLE_METRICS_DEVICE_TIMER", "1")
-    (reason,) = unsupported_flags(SimpleNamespace(**SERVED))
-    assert reason.startswith("SGLANG_ENABLE_METRICS_DEVICE_TIMER: ")
 
 
 @pytest.mark.parametrize(

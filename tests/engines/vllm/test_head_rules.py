@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import head_rows
 import pytest
@@ -18,8 +19,9 @@ from eagle_plugin.heads.description import read_head
 from eagle_plugin.heads.files import HeadError, LeftToEngine, read_config
 from eagle_plugin.heads.vllm_rules import captured_layers, check_head
 from eagle_plugin.runtime.startup import StartRefused
-from eagle_plugin.vllm import plugin_config
+from eagle_plugin.vllm import head_forwards, plugin_config
 from eagle_plugin.vllm.draft_tables import without_whole_tables
+from eagle_plugin.vllm.head_forwards import HeadForwards
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +82,6 @@ LEFT = {
     "quantised weights": int8_weights,
     "a table of floats": float_table,
     "a token twice": head_rows.one_token_twice,
-    "a pickle": pickled_weights,
 }
 REFUSED: dict[str, tuple[Edit, str]] = {
     "a layer beyond the target": (config(**{AUX: [2, 4, 9]}), "aux layer ids .*wanted different ones from 0 to 8"),
@@ -118,6 +119,14 @@ def test_left_to_vllm(case: str, models: tuple[Path, Path], tmp_path: Path, line
     assert any("is served by vLLM's own worker: " in line and str(head) in line for line in lines)
 
 
+def test_a_pickle_is_served_with_a_warning(models: tuple[Path, Path], tmp_path: Path, lines: list[str]) -> None:
+    head = edited(models, tmp_path / "head", pickled_weights)
+    with pytest.raises(LeftToEngine):
+        check_head(models[0], head, "eagle3")
+    assert plugin_config.is_served(configure(models[0], head).speculative_config)
+    assert any(f"{head} has only pytorch_model.bin: the engine loads the draft head" in line for line in lines)
+
+
 @pytest.mark.parametrize("case", REFUSED)
 def test_refused_by_every_worker(case: str, models: tuple[Path, Path], tmp_path: Path) -> None:
     edit, phrase = REFUSED[case]
@@ -151,3 +160,20 @@ def test_a_table_of_the_whole_vocabulary_is_left_out(models: tuple[Path, Path]) 
     with without_whole_tables():
         loaded = Served(make_config(models[0], head, "eagle3"))
     assert loaded.draft.draft_id_to_target_id is None
+
+
+def test_a_loaded_map_that_names_a_token_twice_ends_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a head that vLLM fetches by its name, nobody has looked at the map before."""
+    monkeypatch.setattr(head_forwards, "use_int8_output", lambda _: None)
+    drafting = object.__new__(HeadForwards)
+    drafting.vllm_config = SimpleNamespace(compilation_config=SimpleNamespace(static_forward_context={}))
+    drafting._draft_attn_layer_names = set()
+    for offsets in (torch.tensor([3, 0, 1]), torch.tensor([3, 0, 2])):  # target ids 3, 1, 3 and 3, 1, 4
+        drafting.model = torch.nn.Module()
+        drafting.model.draft_id_to_target_id = torch.nn.Parameter(offsets, requires_grad=False)
+        if offsets[2] == 1:
+            with pytest.raises(StartRefused, match=r"maps 3 draft ids to 2 target ids.*EAGLE_PLUGIN=0"):
+                drafting.complete_head()
+        else:
+            drafting.complete_head()
+            assert drafting._draft_to_target.tolist() == [3, 1, 4]
