@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from vllm_configs import configure, needs
 from eagle_plugin.common import keyed_json
 from eagle_plugin.core.shape import Levels, Shape
 from eagle_plugin.selftest import record
-from eagle_plugin.selftest.launch import Answer
+from eagle_plugin.selftest.launch import ANSWERED, Answer
 from eagle_plugin.selftest.shapes import ModelShape
 from eagle_plugin.selftest.subject import Subject, round_key
 from eagle_plugin.vllm import plugin, plugin_config, selftest, support, unsupported
@@ -44,6 +45,7 @@ def gpu_config(target: Path, head: Path, lines: list[str], monkeypatch: pytest.M
 def answering(monkeypatch: pytest.MonkeyPatch, answer: Answer) -> list[Subject]:
     """Answers for the process; the subjects that it was asked about."""
     asked: list[Subject] = []
+    monkeypatch.setenv(ANSWERED, "{}")  # so that what is answered ends with the test
     monkeypatch.setattr(selftest, "ask", lambda subject: asked.append(subject) or answer)
     return asked
 
@@ -90,6 +92,21 @@ def test_a_gpu_that_fails_is_left_to_vllm(gpu_config: Any, lines: list[str], mon
     assert not plugin_config.is_served(config.speculative_config) and config.scheduler_config.async_scheduling
     assert lines == [f"{lines[0].partition(': ')[0]}: eagle3 is served by vLLM's own worker: device Tesla T4: compute "
                      "capability 7.5, at least 8.0 is served"]  # fmt: skip
+
+
+@pytest.mark.parametrize("reasons", [[], ["device Tesla T4: compute capability 7.5, at least 8.0 is served"]])
+def test_processes_that_a_launcher_starts_do_not_ask_again(
+    reasons: list[str], gpu_config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An API server of several makes the configuration too, while the engines measure the free memory."""
+    asked = answering(monkeypatch, Answer(reasons, []))
+    launchers, servers, workers = (gpu_config() for _ in range(3))
+    support.choose_worker(launchers)
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    for config in (servers, workers):
+        support.choose_worker(config)
+        assert plugin_config.is_served(config.speculative_config) is not bool(reasons)
+    assert len(asked) == 1
 
 
 @pytest.mark.parametrize(
