@@ -155,7 +155,7 @@ def test_after_a_failed_round_vllms_own_worker_serves(
 ) -> None:
     with monkeypatch.context() as patch:
         skew(patch)
-        sentence = "a tree in one forward .* start the server again: from now on it is served by vLLM's own worker"
+        sentence = "a tree in one forward .* start the server again, with .*/selftest kept: from now on it is served by vLLM's own "
         with pytest.raises(SelfTestFailed, match=sentence), engine(target, head, **TREES):  # type: ignore[arg-type]
             pass
     monkeypatch.setenv("EAGLE_POLICY", "fixed")  # as `engine` had it: the record is of a server with these shapes
@@ -178,7 +178,7 @@ SUBJECT = Subject("cpu", 1, [32, 32], as_text(ModelShape()), {"layers": 2}, "vll
 @pytest.mark.parametrize(
     ("subject", "is_writable", "wanted"),
     [
-        (SUBJECT, True, "start the server again: from now on it is served by vLLM's own worker"),
+        (SUBJECT, True, "/selftest kept: from now on it is served by vLLM's own worker"),
         (SUBJECT, False, "start the server with EAGLE_PLUGIN=0: then it is served by vLLM's own worker"),
         (None, True, ""),
     ],
