@@ -13,26 +13,13 @@ from eagle_plugin.runtime.startup import SWITCH, forced
 def unsupported_on_gpu(vllm_config: Any) -> list[str]:
     """Why our worker does not serve this ``VllmConfig`` on a GPU; empty where it does."""
     from vllm import envs
-    from vllm.config import CUDAGraphMode
-
-    from eagle_plugin.vllm.graph_modes import turned_full
 
     model, draft = vllm_config.model_config, vllm_config.speculative_config.draft_model_config
     offload = vllm_config.offload_config
-    mode = vllm_config.compilation_config.cudagraph_mode
     odd = [size for size in (model.get_head_size(), draft.get_head_size()) if size % 16]
     checks: tuple[tuple[bool, str], ...] = (
         # Nothing says yet that it is not slower than what vLLM has there.
         (not forced(), f"GPUs: no GPU has run the plugin's worker for vLLM yet; {SWITCH}=force tries it"),
-        (
-            mode is not None and mode.mixed_mode() == CUDAGraphMode.FULL,
-            "cudagraph_mode FULL: attention over trees stays outside of CUDA graphs; PIECEWISE is served",
-        ),
-        (
-            bool(flag := turned_full(vllm_config)),
-            f"--compilation-config {flag}: with it vLLM takes cudagraph_mode FULL; attention over trees stays outside "
-            "of CUDA graphs",
-        ),
         (envs.VLLM_USE_BREAKABLE_CUDAGRAPH, "VLLM_USE_BREAKABLE_CUDAGRAPH: it is not served yet"),
         (
             envs.VLLM_USE_NCCL_SYMM_MEM and vllm_config.parallel_config.tensor_parallel_size > 1,

@@ -30,6 +30,7 @@ from eagle_plugin.selftest.subject import Subject
 from eagle_plugin.vllm.block_support import levels_of_drafter, plan_as_dflash
 from eagle_plugin.vllm.compile_cache import set_compile_key
 from eagle_plugin.vllm.draft_limits import draft_limits, limits_above
+from eagle_plugin.vllm.graph_modes import keep_attention_out
 from eagle_plugin.vllm.latent_limits import schedule_whole_prompts
 from eagle_plugin.vllm.masked_rows import configured_levels
 from eagle_plugin.vllm.options import Options
@@ -144,6 +145,12 @@ def _serve(vllm_config: Any, drafting: Drafting, subject: Subject | None, v2: bo
     else:
         speculative.parallel_drafting = False  # it is how vLLM drafts; our worker knows the head by its mask token
     schedule_whole_prompts(vllm_config)
+    if vllm_config.device_config.device_type != "cpu" and (taken := keep_attention_out(vllm_config)):
+        _log_once(
+            logging.INFO,
+            f"eagle-plugin: --compilation-config {', '.join(taken)}: taken back, because attention over trees stays "
+            "outside of vLLM's CUDA graphs and compiled code",
+        )
     if vllm_config.model_config.is_hybrid:
         _keep_one_state(vllm_config)
         _split_at_our_operator(vllm_config.compilation_config)

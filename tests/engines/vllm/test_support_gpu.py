@@ -112,7 +112,6 @@ def test_processes_that_a_launcher_starts_do_not_ask_again(
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        (needs("compilation_config", "cudagraph_mode", CUDAGraphMode.FULL), "cudagraph_mode FULL: "),
         (needs("parallel_config", "enable_dbo", True), "--enable-dbo: "),
         (needs("offload_config", "prefetch", PrefetchOffloadConfig(offload_group_size=8)), "--offload-group-size: "),
         (needs("model_config", "enable_sleep_mode", True), "--enable-sleep-mode: "),
@@ -143,24 +142,38 @@ def test_variables_that_captures_do_not_bear(
 @pytest.mark.parametrize("inductor", [False, True])
 @pytest.mark.parametrize("splitting", [None, []])
 @pytest.mark.parametrize("fuses", [False, True])
-def test_what_vllm_makes_full_later_is_left_to_it(
-    fuses: bool, splitting: list[str] | None, inductor: bool, mode: CUDAGraphMode, gpu_config: Any
+def test_what_vllm_makes_full_is_taken_back(
+    fuses: bool,
+    splitting: list[str] | None,
+    inductor: bool,
+    mode: CUDAGraphMode,
+    gpu_config: Any,
+    lines: list[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It decides after it has asked the platform; then the start would end where the caches are made."""
-    config = gpu_config()
-    compilation = config.compilation_config
-    compilation.mode, compilation.cudagraph_mode, compilation.splitting_ops = (
-        CompilationMode.VLLM_COMPILE, mode, splitting
-    )  # fmt: skip
-    compilation.pass_config.fuse_attn_quant, compilation.use_inductor_graph_partition = fuses, inductor
-    reasons = unsupported.unsupported_reasons(config)
-    compilation.set_splitting_ops_for_v1(all2all_backend="")
-    assert bool(reasons) is (compilation.cudagraph_mode.mixed_mode() == CUDAGraphMode.FULL)
-    if mode.mixed_mode() != CUDAGraphMode.FULL:
-        flag = "fuse_attn_quant" if fuses and not inductor else r"splitting_ops []"
-        assert [reason.partition(": ")[0] for reason in reasons] == [f"--compilation-config {flag}"] * len(reasons)
-    compilation.mode, compilation.cudagraph_mode = CompilationMode.NONE, CUDAGraphMode.PIECEWISE
-    assert unsupported.unsupported_reasons(config) == []
+    answering(monkeypatch, Answer([], []))
+    config, served = gpu_config(), gpu_config()
+    for made in (config, served):
+        compilation = made.compilation_config
+        compilation.mode, compilation.cudagraph_mode, compilation.splitting_ops = (
+            CompilationMode.VLLM_COMPILE, mode, splitting
+        )  # fmt: skip
+        compilation.pass_config.fuse_attn_quant, compilation.use_inductor_graph_partition = fuses, inductor
+    support.choose_worker(served)
+    assert plugin_config.is_served(served.speculative_config)
+    for made in (config, served):
+        made.compilation_config.set_splitting_ops_for_v1(all2all_backend="")
+    stock, compilation = config.compilation_config, served.compilation_config
+    assert compilation.cudagraph_mode.mixed_mode() != CUDAGraphMode.FULL
+    is_fused = fuses and not inductor
+    if stock.cudagraph_mode.mixed_mode() == CUDAGraphMode.FULL:
+        (line,) = [line for line in lines if "taken back" in line]
+        assert ("fuse_attn_quant" in line, "cudagraph_mode FULL" in line) == (is_fused, mode == CUDAGraphMode.FULL)
+        assert compilation.splitting_ops_contain_attention()  # so that graphs are left where there is no FULL
+    elif not is_fused:
+        assert stock.splitting_ops == compilation.splitting_ops  # the control: all else stays
+    assert compilation.pass_config.fuse_attn_quant is (fuses and inductor)
 
 
 def test_linear_layers_with_prefix_caching_are_left_to_vllm(gpu_config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,7 +277,7 @@ def test_what_a_gpu_does_not_serve_by_variable(name: str, gpu_config: Any, monke
     assert reason.startswith(f"{name}: ")
 
 
-@pytest.mark.parametrize("mode", ["NONE", "PIECEWISE", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"])
+@pytest.mark.parametrize("mode", ["NONE", "PIECEWISE", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE", "FULL"])
 def test_modes_of_graphs_that_leave_attention_out(mode: str, gpu_config: Any) -> None:
     """vLLM makes PIECEWISE or NONE of them, since our backend is in no graph."""
     config = gpu_config()
