@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from eagle_plugin.runtime.startup import SWITCH, forced
+from eagle_plugin.vllm.graph_modes import wants_graphs
 
 
 def unsupported_on_gpu(vllm_config: Any) -> list[str]:
@@ -30,6 +31,12 @@ def unsupported_on_gpu(vllm_config: Any) -> list[str]:
             "VLLM_LOG_BATCHSIZE_INTERVAL: it waits for the GPU inside of the forwards that the plugin captures",
         ),
         (envs.VLLM_BATCH_INVARIANT, "VLLM_BATCH_INVARIANT: batch-invariant attention is not served yet"),
+        (
+            # vLLM's own steps have graphs there, ours have none (`capture.py`).
+            vllm_config.parallel_config.data_parallel_size > 1 and model.is_moe and wants_graphs(vllm_config),
+            f"--data-parallel-size with target {model.architectures[0]}: engines that share experts draft without the "
+            "plugin's graphs yet; with --enforce-eager it is served",
+        ),
         (vllm_config.parallel_config.use_ubatching, "--enable-dbo: dual batch overlap is not served yet"),
         (
             vllm_config.observability_config.jit_monitor_mode == "error",

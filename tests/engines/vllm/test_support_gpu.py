@@ -127,6 +127,22 @@ def test_what_a_gpu_does_not_serve(change: Any, named: str, gpu_config: Any) -> 
     assert reason.startswith(named)
 
 
+@pytest.mark.parametrize("eager", [True, False])
+@pytest.mark.parametrize("is_moe", [True, False])
+def test_engines_that_share_experts_have_no_graphs_of_ours(
+    is_moe: bool, eager: bool, gpu_config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM's own have: without graphs on both sides there is nothing to lose."""
+    config = gpu_config(enforce_eager=eager)
+    needs("compilation_config", "cudagraph_mode", CUDAGraphMode.FULL_AND_PIECEWISE)(config)
+    monkeypatch.setattr(type(config.model_config), "is_moe", is_moe)
+    assert unsupported.unsupported_reasons(config) == []
+    needs("parallel_config", "data_parallel_size", 2)(config)
+    reasons = unsupported.unsupported_reasons(config)
+    named = ["--data-parallel-size with target LlamaForCausalLM"] if is_moe and not eager else []
+    assert [reason.partition(": ")[0] for reason in reasons] == named
+
+
 @pytest.mark.parametrize(("name", "value"), [("VLLM_USE_NCCL_SYMM_MEM", "1"), ("VLLM_LOG_BATCHSIZE_INTERVAL", "60")])
 def test_variables_that_captures_do_not_bear(
     name: str, value: str, gpu_config: Any, monkeypatch: pytest.MonkeyPatch
