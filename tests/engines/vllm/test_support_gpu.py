@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -125,6 +126,21 @@ def test_what_a_gpu_does_not_serve(change: Any, named: str, gpu_config: Any) -> 
     change(config)
     (reason,) = unsupported.unsupported_reasons(config)
     assert reason.startswith(named)
+
+
+def test_a_head_in_several_groups_of_caches_is_left_to_vllm(gpu_config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a block drafter of 8 layers for GPT-OSS 20B: vLLM's V2 model runner serves it, V1 does not."""
+    config = gpu_config()
+    kinds = ["sliding_attention", "full_attention"] * 12
+    needs("model_config", "hf_text_config", SimpleNamespace(layer_types=kinds))(config)
+    text = config.speculative_config.draft_model_config.hf_text_config
+    monkeypatch.setattr(text, "num_hidden_layers", 4)
+    assert not [reason for reason in unsupported.unsupported_reasons(config) if "groups" in reason]
+    monkeypatch.setattr(text, "num_hidden_layers", 8)
+    (reason,) = [reason for reason in unsupported.unsupported_reasons(config) if "groups" in reason]
+    assert reason.startswith("draft head ") and "--disable-hybrid-kv-cache-manager it is served" in reason
+    needs("scheduler_config", "disable_hybrid_kv_cache_manager", True)(config)
+    assert not [reason for reason in unsupported.unsupported_reasons(config) if "groups" in reason]
 
 
 @pytest.mark.parametrize("eager", [True, False])
