@@ -16,7 +16,7 @@ from eagle_plugin.heads.block_drafter import block_warnings, describe_block
 from eagle_plugin.heads.description import read_head
 from eagle_plugin.heads.files import HeadError, LeftToEngine
 from eagle_plugin.heads.manifest import trained_depths
-from eagle_plugin.heads.vllm_classes import METHODS
+from eagle_plugin.heads.vllm_classes import METHODS, MISTRAL
 from eagle_plugin.heads.vllm_rules import check_head, count_aux
 from eagle_plugin.policy.chooser import policy_mode
 from eagle_plugin.policy.log import log_seconds
@@ -123,7 +123,8 @@ def _read_head(vllm_config: Any, options: Options) -> Drafting:
     on_gpu = vllm_config.device_config.device_type != "cpu"
     shape = options.shape(nodes, trained or PARALLEL_LEVELS if levels.depth_is_free else None, on_gpu)
     warnings: list[str] = []
-    if _can_read(target, head, (speculative.draft_load_config or vllm_config.load_config).load_format):
+    is_checked = speculative.draft_model_config.architecture not in MISTRAL
+    if is_checked and _can_read(target, head, (speculative.draft_load_config or vllm_config.load_config).load_format):
         warnings = _check_head(target, head, speculative.method, shape.steps)
         if is_block:
             warnings += block_warnings(head, nodes)
