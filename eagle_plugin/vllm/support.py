@@ -28,6 +28,7 @@ from eagle_plugin.runtime.startup import engine_serves
 from eagle_plugin.runtime.synthetic import WARNING, source_of
 from eagle_plugin.selftest.subject import Subject
 from eagle_plugin.vllm.block_support import levels_of_drafter, plan_as_dflash
+from eagle_plugin.vllm.chain_options import drop_chain_options
 from eagle_plugin.vllm.compile_cache import set_compile_key
 from eagle_plugin.vllm.draft_limits import draft_limits, limits_above
 from eagle_plugin.vllm.graph_modes import keep_attention_out
@@ -145,6 +146,10 @@ def _serve(vllm_config: Any, drafting: Drafting, subject: Subject | None, v2: bo
         plan_as_dflash(speculative)
     else:
         speculative.parallel_drafting = False  # it is how vLLM drafts; our worker knows the head by its mask token
+    if dropped := drop_chain_options(speculative):
+        _log_once(
+            logging.INFO, f"eagle-plugin: {', '.join(dropped)}: dropped, because it belongs to vLLM's chains and changes no text"
+        )
     schedule_whole_prompts(vllm_config)
     if vllm_config.device_config.device_type != "cpu" and (taken := keep_attention_out(vllm_config)):
         _log_once(

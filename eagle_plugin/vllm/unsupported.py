@@ -49,13 +49,11 @@ def unsupported_reasons(vllm_config: Any) -> list[str]:
             f"--worker-cls {parallel.worker_cls}: it is not vLLM's own",
         ),
         *unserved_ranks(vllm_config),
-        (speculative.disable_padded_drafter_batch, "disable_padded_drafter_batch: trees are drafted in padded batches"),
         (
-            speculative.rejection_sample_method not in ("standard", "synthetic"),
+            speculative.rejection_sample_method not in ("standard", "synthetic", "block"),
             f"rejection_sample_method {speculative.rejection_sample_method}: it belongs to vLLM's chains",
         ),
         (speculative.use_heterogeneous_vocab, "use_heterogeneous_vocab: it belongs to vLLM's chains"),
-        (speculative.use_local_argmax_reduction, "use_local_argmax_reduction: it belongs to vLLM's chains"),
         (
             not isinstance(vllm_config.additional_config, dict),
             f"additional_config: it is {type(vllm_config.additional_config).__name__}, only a dictionary is served",
