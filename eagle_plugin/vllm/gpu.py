@@ -9,15 +9,23 @@ from typing import Any
 
 from eagle_plugin.runtime.startup import SWITCH, forced
 from eagle_plugin.vllm.graph_modes import wants_graphs
+from eagle_plugin.vllm.kv_connectors import planned_nixl
+
+
+def head_dims(vllm_config: Any) -> list[int]:
+    """The sizes of the heads of attention in both models; layers without a window may have another one (Gemma 4)."""
+    models = vllm_config.model_config, vllm_config.speculative_config.draft_model_config
+    wide = [getattr(model.hf_text_config, "global_head_dim", None) for model in models]
+    return [model.get_head_size() for model in models] + [size for size in wide if size]
 
 
 def unsupported_on_gpu(vllm_config: Any) -> list[str]:
     """Why our worker does not serve this ``VllmConfig`` on a GPU; empty where it does."""
     from vllm import envs
 
-    model, draft = vllm_config.model_config, vllm_config.speculative_config.draft_model_config
+    model = vllm_config.model_config
     offload = vllm_config.offload_config
-    odd = [size for size in (model.get_head_size(), draft.get_head_size()) if size % 16]
+    odd = [size for size in head_dims(vllm_config) if size % 16]
     checks: tuple[tuple[bool, str], ...] = (
         # Nothing says yet that it is not slower than what vLLM has there.
         (not forced(), f"GPUs: no GPU has run the plugin's worker for vLLM yet; {SWITCH}=force tries it"),
@@ -36,6 +44,13 @@ def unsupported_on_gpu(vllm_config: Any) -> list[str]:
             vllm_config.parallel_config.data_parallel_size > 1 and model.is_moe and wants_graphs(vllm_config),
             f"--data-parallel-size with target {model.architectures[0]}: engines that share experts draft without the "
             "plugin's graphs yet; with --enforce-eager it is served",
+        ),
+        (
+            # vLLM's own caches have the layout LBHNC with NIXL, of which a rank can read some heads of another. Whether
+            # the other server has as many ranks is not known here; who names our layout has none of that in vLLM either.
+            (nixl := planned_nixl(vllm_config)) is not None and envs.VLLM_KV_CACHE_LAYOUT is None,
+            f"{nixl}: the plugin's KV caches have the layout LBNHC, which NIXL exchanges between servers of the same "
+            "--tensor-parallel-size only; where they are, it is served with VLLM_KV_CACHE_LAYOUT=LBNHC on both",
         ),
         (vllm_config.parallel_config.use_ubatching, "--enable-dbo: dual batch overlap is not served yet"),
         (

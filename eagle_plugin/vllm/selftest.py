@@ -22,6 +22,7 @@ from eagle_plugin.selftest.shapes import ModelShape, as_text
 from eagle_plugin.selftest.subject import Subject, round_key
 from eagle_plugin.vllm import version
 from eagle_plugin.vllm.cache_dtypes import dtype_name
+from eagle_plugin.vllm.gpu import head_dims
 from eagle_plugin.vllm.graph_modes import is_compiled, wants_graphs
 from eagle_plugin.vllm.kernel_settings import kernel_settings
 from eagle_plugin.vllm.synthetic import synthetic_rates
@@ -78,7 +79,7 @@ def subject_of(vllm_config: Any, caps: Shape, levels: Levels, v2: bool = False) 
     }
     engine = f"vllm {version.installed()}"
     devices = ranks * parallel.data_parallel_size_local
-    return Subject(device, devices, [model.get_head_size(), draft.get_head_size()], as_text(shape), real_round, engine)
+    return Subject(device, devices, head_dims(vllm_config), as_text(shape), real_round, engine)
 
 
 def failed_kernels(subject: Subject | None, log: Callable[[int, str], None]) -> list[str]:

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from vllm.config import CompilationMode, CUDAGraphMode, PrefetchOffloadConfig, VllmConfig
+from vllm.config import CompilationMode, CUDAGraphMode, KVTransferConfig, PrefetchOffloadConfig, VllmConfig
 from vllm.config import vllm as vllm_config_module
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 from vllm_configs import configure, needs
@@ -141,6 +141,44 @@ def test_a_head_in_several_groups_of_caches_is_left_to_vllm(gpu_config: Any, mon
     assert reason.startswith("draft head ") and "--disable-hybrid-kv-cache-manager it is served" in reason
     needs("scheduler_config", "disable_hybrid_kv_cache_manager", True)(config)
     assert not [reason for reason in unsupported.unsupported_reasons(config) if "groups" in reason]
+
+
+def test_layers_with_larger_heads_are_the_devices_business_too(
+    gpu_config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of Gemma 4, whose texts alone would be served: vLLM gives our backend no layer of 512 numbers per head."""
+    asked = answering(monkeypatch, Answer(["head_dim 512: at most 256 is served on a GPU"], []))
+    config = gpu_config()
+    monkeypatch.setattr(type(config.model_config), "is_mm_prefix_lm", True)
+    advice = "with --language-model-only its texts are"
+    assert [advice in reason for reason in unsupported.unsupported_reasons(config)] == [True]
+    config.model_config.hf_text_config.update({"global_head_dim": 512})
+    assert [advice in reason for reason in unsupported.unsupported_reasons(config)] == [False]
+    monkeypatch.setattr(type(config.model_config), "is_mm_prefix_lm", False)
+    support.choose_worker(config)
+    assert asked[0].head_dims == [32, 32, 512] and not plugin_config.is_served(config.speculative_config)
+
+
+@pytest.mark.parametrize(
+    ("connector", "more", "named"),
+    [
+        ("NixlConnector", {}, "NixlConnector: "),
+        ("NixlPushConnector", {}, "NixlPushConnector: "),
+        ("MultiConnector", {"connectors": [{"kv_connector": "NixlConnector"}]}, "NixlConnector: "),
+        ("OffloadingConnector", {}, ""),
+    ],
+)
+def test_nixl_is_served_by_our_layout_where_the_user_names_it(
+    connector: str, more: dict[str, Any], named: str, gpu_config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By vLLM's own layout servers of different tensor parallelism exchange caches, by ours every request would fail."""
+    config = gpu_config()
+    transfer = KVTransferConfig(kv_connector=connector, kv_role="kv_both", kv_connector_extra_config=more)
+    object.__setattr__(config, "kv_transfer_config", transfer)
+    reasons = unsupported.unsupported_reasons(config)
+    assert len(reasons) == bool(named) and all(reason.startswith(named) for reason in reasons)
+    monkeypatch.setenv("VLLM_KV_CACHE_LAYOUT", "LBNHC")
+    assert unsupported.unsupported_reasons(config) == []
 
 
 @pytest.mark.parametrize("eager", [True, False])
