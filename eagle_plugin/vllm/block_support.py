@@ -75,9 +75,10 @@ def _unserved_class(vllm_config: Any) -> tuple[tuple[bool, str], ...]:
             vllm_config.speculative_config.dspark_draft_topk is not None,
             "dspark_draft_topk: it belongs to vLLM's chains",
         ),
+        (model.is_hybrid or model.use_mla, f"target {name}: it is not served with block drafters yet"),
         (
-            model.is_hybrid or model.use_mla or model.is_multimodal_model,
-            f"target {name}: it is not served with block drafters yet",
+            model.is_multimodal_model and not getattr(model.multimodal_config, "language_model_only", False),
+            f"target {name}: its images are not served with block drafters yet; with --language-model-only its texts are",
         ),
         (
             planned_transfer(vllm_config) is not None,
