@@ -55,8 +55,8 @@ def class_name(head: HeadDescription, method: str) -> str:
     if served is None:
         raise LeftToEngine(
             f"{head.folder} has architectures {head.written.get('architectures')}, which vLLM looks up as "
-            f"{', '.join(found) or 'nothing'}; the plugin serves {', '.join(CHECKED)}; if its layers are Llama's, write "
-            f"it again: eagle-plugin export {head.folder} NEW --target TARGET"
+            f"{', '.join(found) or 'nothing'}; the plugin serves {', '.join(CHECKED)}; if its layers are Llama's, "
+            f"write it again: eagle-plugin export {head.folder} NEW --target TARGET"
         )
     return served
 

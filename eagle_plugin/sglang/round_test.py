@@ -185,7 +185,9 @@ class RoundTest:
                 return self._one_token(rows, TREE_PREFIX + depth, tokens)
 
             pairs = [pair for path in paths_of(tree.parents[0].tolist()) for pair in along(path, tree, at_once, token)]
-        return logits_differ("a tree in one forward of the target", pairs, allowed_difference(self._dtype, parts.quantization))
+        return logits_differ(
+            "a tree in one forward of the target", pairs, allowed_difference(self._dtype, parts.quantization)
+        )
 
     def _one_token(self, rows: Tensor, length: int, tokens: Tensor) -> Tensor:
         """Logits [b, V] after tokens [b] at this position, whose keys and values are stored."""

@@ -18,7 +18,6 @@ from eagle_plugin.heads.target_config import groups_by_kind
 from eagle_plugin.heads.vllm_classes import SERVED
 from eagle_plugin.vllm.kv_connectors import connector_flag, planned_transfer
 
-
 FULL = "full_attention"
 
 
@@ -78,7 +77,8 @@ def _unserved_class(vllm_config: Any) -> tuple[tuple[bool, str], ...]:
         (model.is_hybrid or model.use_mla, f"target {name}: it is not served with block drafters yet"),
         (
             model.is_multimodal_model and not getattr(model.multimodal_config, "language_model_only", False),
-            f"target {name}: its images are not served with block drafters yet; with --language-model-only its texts are",
+            f"target {name}: its images are not served with block drafters yet; with --language-model-only its "
+            "texts are",
         ),
         (
             planned_transfer(vllm_config) is not None,

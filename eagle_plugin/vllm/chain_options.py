@@ -1,4 +1,4 @@
-"""Options of vLLM that say how a chain is drafted or verified, and nothing of what is answered: trees have none of them.
+"""Options of vLLM that say how a chain is drafted or verified, and nothing of what is answered: trees have none.
 
 vLLM's other ways of verification are lossy, or accept as a benchmark says (`synthetic.py`).
 """

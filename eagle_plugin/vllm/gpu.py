@@ -47,7 +47,7 @@ def unsupported_on_gpu(vllm_config: Any) -> list[str]:
         ),
         (
             # vLLM's own caches have the layout LBHNC with NIXL, of which a rank can read some heads of another. Whether
-            # the other server has as many ranks is not known here; who names our layout has none of that in vLLM either.
+            # the other server has as many ranks is not known here; who names our layout has none of it in vLLM either.
             (nixl := planned_nixl(vllm_config)) is not None and envs.VLLM_KV_CACHE_LAYOUT is None,
             f"{nixl}: the plugin's KV caches have the layout LBNHC, which NIXL exchanges between servers of the same "
             "--tensor-parallel-size only; where they are, it is served with VLLM_KV_CACHE_LAYOUT=LBNHC on both",

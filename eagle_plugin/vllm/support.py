@@ -148,7 +148,8 @@ def _serve(vllm_config: Any, drafting: Drafting, subject: Subject | None, v2: bo
         speculative.parallel_drafting = False  # it is how vLLM drafts; our worker knows the head by its mask token
     if dropped := drop_chain_options(speculative):
         _log_once(
-            logging.INFO, f"eagle-plugin: {', '.join(dropped)}: dropped, because it belongs to vLLM's chains and changes no text"
+            logging.INFO,
+            f"eagle-plugin: {', '.join(dropped)}: dropped, because it belongs to vLLM's chains and changes no text",
         )
     schedule_whole_prompts(vllm_config)
     if vllm_config.device_config.device_type != "cpu" and (taken := keep_attention_out(vllm_config)):

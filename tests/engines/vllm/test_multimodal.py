@@ -101,7 +101,7 @@ def test_pictures_in_prompts(kind: str, head: str, tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize("kind", ["qwen3_vl", pytest.param("mistral3", marks=MATRIX)])
-def test_texts_alone_with_a_block_drafter(kind: str, tmp_path: Path) -> None:
+def test_text_alone_with_a_block_drafter(kind: str, tmp_path: Path) -> None:
     """Where the flags let no picture in."""
     target, prompts = multimodal_target(tmp_path / "target", kind), make_prompts(8)
     written = read_config(target)

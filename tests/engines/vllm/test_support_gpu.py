@@ -171,7 +171,7 @@ def test_layers_with_larger_heads_are_the_devices_business_too(
 def test_nixl_is_served_by_our_layout_where_the_user_names_it(
     connector: str, more: dict[str, Any], named: str, gpu_config: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By vLLM's own layout servers of different tensor parallelism exchange caches, by ours every request would fail."""
+    """By vLLM's own layout servers of different tensor parallelism exchange caches; by ours requests would fail."""
     config = gpu_config()
     transfer = KVTransferConfig(kv_connector=connector, kv_role="kv_both", kv_connector_extra_config=more)
     object.__setattr__(config, "kv_transfer_config", transfer)
