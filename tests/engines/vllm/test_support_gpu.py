@@ -4,51 +4,22 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from vllm.config import CompilationMode, CUDAGraphMode, KVTransferConfig, PrefetchOffloadConfig, VllmConfig
-from vllm.config import vllm as vllm_config_module
+from vllm.config import CompilationMode, CUDAGraphMode, VllmConfig
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
-from vllm_configs import configure, needs
+from vllm_configs import answering, needs
 
 from eagle_plugin.common import keyed_json
 from eagle_plugin.core.shape import Levels, Shape
 from eagle_plugin.selftest import record
-from eagle_plugin.selftest.launch import ANSWERED, Answer
+from eagle_plugin.selftest.launch import Answer
 from eagle_plugin.selftest.shapes import ModelShape
-from eagle_plugin.selftest.subject import Subject, round_key
-from eagle_plugin.vllm import plugin, plugin_config, selftest, support, unsupported
+from eagle_plugin.selftest.subject import round_key
+from eagle_plugin.vllm import plugin_config, selftest, support, unsupported
 
 pytestmark = pytest.mark.usefixtures("lines")
-
-
-@pytest.fixture
-def gpu_config(target: Path, head: Path, lines: list[str], monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Makes the configuration of a GPU as it is when the plugin sees it."""
-    plugin.register()  # vLLM does it with the first configuration, unless the plugin is switched off
-
-    def make(**options: Any) -> VllmConfig:
-        monkeypatch.setenv("EAGLE_PLUGIN", "0")
-        made = configure(target, head, **options)
-        monkeypatch.setenv("EAGLE_PLUGIN", "force")
-        monkeypatch.setattr(vllm_config_module, "HAS_TRITON", True)
-        object.__setattr__(made.device_config, "device_type", "cuda")
-        made.parallel_config.worker_cls = unsupported.ENGINE_WORKERS["cuda"]
-        made.scheduler_config.async_scheduling = True
-        lines.clear()  # that the plugin is switched off
-        return made
-
-    return make
-
-
-def answering(monkeypatch: pytest.MonkeyPatch, answer: Answer) -> list[Subject]:
-    """Answers for the process; the subjects that it was asked about."""
-    asked: list[Subject] = []
-    monkeypatch.setenv(ANSWERED, "{}")  # so that what is answered ends with the test
-    monkeypatch.setattr(selftest, "ask", lambda subject: asked.append(subject) or answer)
-    return asked
 
 
 @pytest.mark.parametrize(("given", "wanted"), [({}, True), ({"async_scheduling": False}, False)])
@@ -110,104 +81,6 @@ def test_processes_that_a_launcher_starts_do_not_ask_again(
     assert len(asked) == 1
 
 
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        (needs("parallel_config", "enable_dbo", True), "--enable-dbo: "),
-        (needs("offload_config", "prefetch", PrefetchOffloadConfig(offload_group_size=8)), "--offload-group-size: "),
-        (needs("model_config", "enable_sleep_mode", True), "--enable-sleep-mode: "),
-        (needs("observability_config", "jit_monitor_mode", "error"), "--jit-monitor-mode error: "),
-        (needs("parallel_config", "worker_cls", "some.other.Worker"), "--worker-cls some.other.Worker: "),
-    ],
-)
-def test_what_a_gpu_does_not_serve(change: Any, named: str, gpu_config: Any) -> None:
-    config = gpu_config()
-    assert unsupported.unsupported_reasons(config) == []
-    change(config)
-    (reason,) = unsupported.unsupported_reasons(config)
-    assert reason.startswith(named)
-
-
-def test_a_head_in_several_groups_of_caches_is_left_to_vllm(gpu_config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a block drafter of 8 layers for GPT-OSS 20B: vLLM's V2 model runner serves it, V1 does not."""
-    config = gpu_config()
-    kinds = ["sliding_attention", "full_attention"] * 12
-    needs("model_config", "hf_text_config", SimpleNamespace(layer_types=kinds))(config)
-    text = config.speculative_config.draft_model_config.hf_text_config
-    monkeypatch.setattr(text, "num_hidden_layers", 4)
-    assert not [reason for reason in unsupported.unsupported_reasons(config) if "groups" in reason]
-    monkeypatch.setattr(text, "num_hidden_layers", 8)
-    (reason,) = [reason for reason in unsupported.unsupported_reasons(config) if "groups" in reason]
-    assert reason.startswith("draft head ") and "--disable-hybrid-kv-cache-manager it is served" in reason
-    needs("scheduler_config", "disable_hybrid_kv_cache_manager", True)(config)
-    assert not [reason for reason in unsupported.unsupported_reasons(config) if "groups" in reason]
-
-
-def test_layers_with_larger_heads_are_the_devices_business_too(
-    gpu_config: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As of Gemma 4, whose texts alone would be served: vLLM gives our backend no layer of 512 numbers per head."""
-    asked = answering(monkeypatch, Answer(["head_dim 512: at most 256 is served on a GPU"], []))
-    config = gpu_config()
-    monkeypatch.setattr(type(config.model_config), "is_mm_prefix_lm", True)
-    advice = "with --language-model-only its texts are"
-    assert [advice in reason for reason in unsupported.unsupported_reasons(config)] == [True]
-    config.model_config.hf_text_config.update({"global_head_dim": 512})
-    assert [advice in reason for reason in unsupported.unsupported_reasons(config)] == [False]
-    monkeypatch.setattr(type(config.model_config), "is_mm_prefix_lm", False)
-    support.choose_worker(config)
-    assert asked[0].head_dims == [32, 32, 512] and not plugin_config.is_served(config.speculative_config)
-
-
-@pytest.mark.parametrize(
-    ("connector", "more", "named"),
-    [
-        ("NixlConnector", {}, "NixlConnector: "),
-        ("NixlPushConnector", {}, "NixlPushConnector: "),
-        ("MultiConnector", {"connectors": [{"kv_connector": "NixlConnector"}]}, "NixlConnector: "),
-        ("OffloadingConnector", {}, ""),
-    ],
-)
-def test_nixl_is_served_by_our_layout_where_the_user_names_it(
-    connector: str, more: dict[str, Any], named: str, gpu_config: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By vLLM's own layout servers of different tensor parallelism exchange caches; by ours requests would fail."""
-    config = gpu_config()
-    transfer = KVTransferConfig(kv_connector=connector, kv_role="kv_both", kv_connector_extra_config=more)
-    object.__setattr__(config, "kv_transfer_config", transfer)
-    reasons = unsupported.unsupported_reasons(config)
-    assert len(reasons) == bool(named) and all(reason.startswith(named) for reason in reasons)
-    monkeypatch.setenv("VLLM_KV_CACHE_LAYOUT", "LBNHC")
-    assert unsupported.unsupported_reasons(config) == []
-
-
-@pytest.mark.parametrize("eager", [True, False])
-@pytest.mark.parametrize("is_moe", [True, False])
-def test_engines_that_share_experts_have_no_graphs_of_ours(
-    is_moe: bool, eager: bool, gpu_config: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """vLLM's own have: without graphs on both sides there is nothing to lose."""
-    config = gpu_config(enforce_eager=eager)
-    needs("compilation_config", "cudagraph_mode", CUDAGraphMode.FULL_AND_PIECEWISE)(config)
-    monkeypatch.setattr(type(config.model_config), "is_moe", is_moe)
-    assert unsupported.unsupported_reasons(config) == []
-    needs("parallel_config", "data_parallel_size", 2)(config)
-    reasons = unsupported.unsupported_reasons(config)
-    named = ["--data-parallel-size with target LlamaForCausalLM"] if is_moe and not eager else []
-    assert [reason.partition(": ")[0] for reason in reasons] == named
-
-
-@pytest.mark.parametrize(("name", "value"), [("VLLM_USE_NCCL_SYMM_MEM", "1"), ("VLLM_LOG_BATCHSIZE_INTERVAL", "60")])
-def test_variables_that_captures_do_not_bear(
-    name: str, value: str, gpu_config: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = gpu_config(tensor_parallel_size=4)
-    assert unsupported.unsupported_reasons(config) == []
-    monkeypatch.setenv(name, value)
-    (reason,) = unsupported.unsupported_reasons(config)
-    assert reason.startswith(f"{name}: ")
-
-
 @pytest.mark.parametrize("mode", list(CUDAGraphMode))
 @pytest.mark.parametrize("inductor", [False, True])
 @pytest.mark.parametrize("splitting", [None, []])
@@ -244,19 +117,6 @@ def test_what_vllm_makes_full_is_taken_back(
     elif not is_fused:
         assert stock.splitting_ops == compilation.splitting_ops  # the control: all else stays
     assert compilation.pass_config.fuse_attn_quant is (fuses and inductor)
-
-
-def test_linear_layers_with_prefix_caching_are_left_to_vllm(gpu_config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its own drafts have both on a GPU; a CPU's server would run without prefix caching."""
-    config = gpu_config()
-    monkeypatch.setattr(type(config.model_config), "is_hybrid", True)
-    monkeypatch.setattr(unsupported, "GATED_DELTA_NETS", ("LlamaForCausalLM",))
-    assert config.cache_config.enable_prefix_caching
-    (reason,) = unsupported.unsupported_reasons(config)
-    assert reason.startswith("target LlamaForCausalLM with prefix caching: ")
-    assert reason.endswith("; --no-enable-prefix-caching is served")
-    config.cache_config.enable_prefix_caching = False
-    assert unsupported.unsupported_reasons(config) == []
 
 
 @pytest.mark.parametrize("change", ["compilation", "graphs"])
@@ -329,22 +189,6 @@ def test_a_record_belongs_to_the_variables_and_libraries_that_were_tested(
             found.add(record_of(config))
     monkeypatch.setattr(record, "kernel_libraries", lambda: "flashinfer-python 9.9")
     assert len({*found, record_of(config)}) == 4
-
-
-def test_weights_that_the_gpu_reads_from_the_host_are_served(gpu_config: Any) -> None:
-    """vLLM ignores the groups where the backend is the other one."""
-    config = gpu_config()
-    needs("offload_config", "prefetch", PrefetchOffloadConfig(offload_group_size=8))(config)
-    needs("offload_config", "offload_backend", "uva")(config)
-    assert unsupported.unsupported_reasons(config) == []
-
-
-@pytest.mark.parametrize("name", ["VLLM_BATCH_INVARIANT", "VLLM_USE_BREAKABLE_CUDAGRAPH"])
-def test_what_a_gpu_does_not_serve_by_variable(name: str, gpu_config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = gpu_config()
-    monkeypatch.setenv(name, "1")
-    (reason,) = unsupported.unsupported_reasons(config)
-    assert reason.startswith(f"{name}: ")
 
 
 @pytest.mark.parametrize("mode", ["NONE", "PIECEWISE", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE", "FULL"])
