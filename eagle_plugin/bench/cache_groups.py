@@ -1,8 +1,5 @@
-"""How many blocks of vLLM's cache a block of tokens takes: one per group of layers with the same kind of attention.
-
-vLLM 0.32 and 0.33 put the layers of a target with several kinds of attention into groups of one size
-(`_get_kv_cache_groups_uniform_page_size`), and each group takes blocks of its own from one pool.
-"""
+"""How many blocks of vLLM's cache a block of tokens takes: one per group of layers with the same kind of attention,
+which takes blocks of its own from one pool."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle_plugin.heads.files import HeadError, read_config, text_config
-from eagle_plugin.heads.target_config import layer_kinds
+from eagle_plugin.heads.target_config import groups_by_kind, layer_kinds
 
 FULL = "full_attention"
 
@@ -33,9 +30,7 @@ def cache_groups(target: Path, head: Path | None) -> int:
             layers[kind] += int(own.get("num_hidden_layers") or 1)
     except (HeadError, TypeError, ValueError):
         return 1  # the engine says what is wrong with the files
-    least, most = min(layers.values()), max(layers.values())
-    size = most if most < 1.5 * least else least
-    return sum(-(-count // size) for count in layers.values())
+    return sum(groups_by_kind(layers).values())
 
 
 def _width(config: dict[str, Any]) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,17 @@ def read_target_config(folder: str | Path) -> dict[str, Any]:
     for key in SIZES:
         read_size(text_config(config), key, where)
     return config
+
+
+def groups_by_kind(layers: Mapping[str, int]) -> dict[str, int]:
+    """How many groups of caches vLLM makes of each kind of layers; layers: how many there are of each kind.
+
+    vLLM 0.32 and 0.33 put the layers of a target with several kinds of attention into groups of one size
+    (`_get_kv_cache_groups_uniform_page_size`). Layers that follow each other are of different groups of their kind.
+    """
+    least, most = min(layers.values()), max(layers.values())
+    size = most if most < 1.5 * least else least
+    return {kind: -(-count // size) for kind, count in layers.items()}
 
 
 def layer_kinds(folder: str | Path) -> list[str]:

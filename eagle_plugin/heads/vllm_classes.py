@@ -28,7 +28,11 @@ EAGLE3 = (
     "Eagle3Qwen3vlForCausalLM",
 )  # all of them name one class
 QWEN3 = ("Eagle3Qwen3ForCausalLM", "PeagleQwen3ForCausalLM")  # EAGLE-3 with a norm of queries and keys
-SERVED = (*EAGLE, *EAGLE3, *QWEN3)
+CHECKED = (*EAGLE, *EAGLE3, *QWEN3)  # whose files are compared with what the class reads
+# EAGLE with Mistral's layers, a norm before the first and one after the last; published in Mistral's own format, whose
+# files are not checked.
+MISTRAL = ("EagleMistralForCausalLM",)
+SERVED = (*CHECKED, *MISTRAL)
 # The class that vLLM's SpeculatorsConfig gives a head, by `speculators_model_type` and the type of its layers.
 _SPECULATORS = {
     ("eagle3", "llama"): "Eagle3LlamaForCausalLM",
@@ -44,15 +48,15 @@ def class_name(head: HeadDescription, method: str) -> str:
     """The name under which vLLM looks up the class of a head; method: of --speculative-config.
 
     Raises:
-        LeftToEngine: it is not one of `SERVED`.
+        LeftToEngine: it is not one of `CHECKED`.
     """
     found = _class_names(head, method)
-    served = next((name for name in found if name in SERVED), None)
+    served = next((name for name in found if name in CHECKED), None)
     if served is None:
         raise LeftToEngine(
             f"{head.folder} has architectures {head.written.get('architectures')}, which vLLM looks up as "
-            f"{', '.join(found) or 'nothing'}; the plugin serves {', '.join(SERVED)}; if its layers are Llama's, write "
-            f"it again: eagle-plugin export {head.folder} NEW --target TARGET"
+            f"{', '.join(found) or 'nothing'}; the plugin serves {', '.join(CHECKED)}; if its layers are Llama's, "
+            f"write it again: eagle-plugin export {head.folder} NEW --target TARGET"
         )
     return served
 

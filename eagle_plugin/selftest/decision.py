@@ -93,7 +93,8 @@ def next_start(key: Mapping[str, Any] | None, gather: Gather, engine: str) -> st
     """
     kept = None if key is None else record.read(key)
     if any(gather(kept is not None and not kept.passed)):
-        return f"start the server again: from now on it is served by {engine}'s own worker"
+        # A container that starts anew has lost the record, if nothing keeps the folder.
+        return f"start the server again, with {record.folder()} kept: from now on it is served by {engine}'s own worker"
     return f"start the server with {SWITCH}=0: then it is served by {engine}'s own worker"
 
 

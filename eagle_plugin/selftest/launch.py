@@ -5,8 +5,10 @@ A launcher must not use CUDA itself: its workers may be forked, and they share t
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -15,10 +17,13 @@ from typing import NamedTuple
 import torch
 
 from eagle_plugin.runtime.gpu import Gpu, unsupported_gpu
+from eagle_plugin.selftest import record
 from eagle_plugin.selftest.subject import Subject, failed_kernels
 
 SECONDS = 900.0  # of the process: native kernels may have to be built
 _COMMAND = (sys.executable, "-m", "eagle_plugin.selftest.launch")
+# What a launcher was answered, for the processes that it starts: while they ask, the others measure free memory.
+ANSWERED = "_EAGLE_PLUGIN_ANSWERED"
 
 
 class Answer(NamedTuple):
@@ -59,6 +64,28 @@ def ask(subject: Subject, command: Sequence[str] = _COMMAND, seconds: float = SE
     if done.returncode:
         return Answer([f"the self-test of the kernels ended with exit code {done.returncode}"], [])
     return Answer(**json.loads(done.stdout.splitlines()[-1]))
+
+
+def tell_children(subject: Subject, reasons: Sequence[str]) -> None:
+    """Leave the reasons of an `Answer` to the processes that this one starts."""
+    os.environ[ANSWERED] = json.dumps({"by": os.getpid(), "of": _digest(subject), "reasons": list(reasons)})
+
+
+def told_by_launcher(subject: Subject) -> Answer | None:
+    """What the process that started this one was answered about the same subject; None where it has not asked.
+
+    An answer of this process itself does not count: since then a round may have failed.
+    """
+    told = json.loads(os.environ.get(ANSWERED, "{}"))
+    if not told or told["by"] == os.getpid() or told["of"] != _digest(subject):
+        return None
+    return Answer(told["reasons"], [])
+
+
+def _digest(subject: Subject) -> str:
+    """Of a subject, and of the folder whose records have decided."""
+    asked = [str(record.folder()), subject._asdict()]
+    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
 
 
 class _Lines(logging.Handler):

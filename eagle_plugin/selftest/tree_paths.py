@@ -13,6 +13,15 @@ from eagle_plugin.core.tree import DraftTree
 # Relative differences of a row of logits. A tree in one forward and its paths run products of other sizes, and in 16
 # bits every layer adds to that.
 OTHER_SIZES = {torch.float32: 5e-3, torch.bfloat16: 0.15, torch.float16: 0.05}
+# The same of a target that rounds the inputs of its products to 8 or 4 bits: a difference that is far below such a step
+# moves a value by a whole step where it is near the middle between two. A target whose logits moved by this much in all
+# rows could not be used; a wrong mask moves them by about 1 where trees are long beside what is before them.
+ROUNDED_INPUTS = 0.5
+# Names of the engines for formats that round weights alone; any other may round inputs too.
+WEIGHTS_ALONE = (
+    *("auto-round", "auto_awq", "auto_gptq", "awq", "awq_marlin", "bitsandbytes", "gguf", "gptq", "gptq_marlin"),
+    *("experts_int8", "humming", "int8_per_channel_weight_only", "moe_wna16", "petit_nvfp4"),
+)
 # Rows of a tree that may be further off: a mixture of experts sends a row elsewhere where two of its experts are nearly
 # equal. A wrong mask or position changes the rows of nearly all nodes.
 ROWS_ELSEWHERE = 0.1
@@ -65,14 +74,20 @@ def along(path: list[int], tree: DraftTree, at_once: Tensor, token: Callable[[Te
     return [(at_once[:, node], token(tree.tokens[:, node], depth)) for depth, node in enumerate(path)]
 
 
-def logits_differ(what: str, pairs: Pairs, dtype: torch.dtype) -> list[str]:
+def allowed_difference(dtype: torch.dtype, quantization: str | None = None) -> float:
+    """Of a row of logits of a model of this type, relative to its size; quantization: the engine's name for how it is
+    quantised."""
+    allowed = OTHER_SIZES[dtype]
+    return allowed if quantization is None or quantization in WEIGHTS_ALONE else max(allowed, ROUNDED_INPUTS)
+
+
+def logits_differ(what: str, pairs: Pairs, allowed: float) -> list[str]:
     """One sentence if the logits [b, V] of too many nodes differ.
 
-    pairs: (at once, token by token) of each node of some paths; dtype: of the model.
+    pairs: (at once, token by token) of each node of some paths; allowed: `allowed_difference`.
     """
     found, wanted = (torch.cat(values).float() for values in zip(*pairs, strict=True))
     off = relative_difference(*(x - x.mean(dim=1, keepdim=True) for x in (found, wanted)))
-    allowed = OTHER_SIZES[dtype]
     count = int((~(off <= allowed)).sum())
     if count <= ROWS_ELSEWHERE * len(off):
         return []

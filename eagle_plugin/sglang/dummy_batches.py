@@ -39,6 +39,7 @@ class Parts(NamedTuple):
     allocator: Any  # of cache slots
     caches: list[tuple[Tensor, Pool]]  # [slots, heads, dim]: keys and values of all layers of both models
     dtype: torch.dtype  # of the target; that of a cache may be one of 8-bit floats, or of their bytes
+    quantization: str | None = None  # the engine's name for how the target is quantised
 
 
 def parts_of(worker: Any) -> Parts:
@@ -61,6 +62,7 @@ def parts_of(worker: Any) -> Parts:
         allocator=worker.token_to_kv_pool_allocator,
         caches=caches,
         dtype=runner.dtype,
+        quantization=runner.model_config.quantization,
     )
 
 

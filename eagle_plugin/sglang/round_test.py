@@ -18,7 +18,7 @@ from eagle_plugin.core.verify import Accepted
 from eagle_plugin.runtime.round import Drafts
 from eagle_plugin.selftest.comparison import Comparison, in_parts
 from eagle_plugin.selftest.failure import differences_of_batches, without_memory
-from eagle_plugin.selftest.tree_paths import along, logits_differ, paths_of, random_tree
+from eagle_plugin.selftest.tree_paths import allowed_difference, along, logits_differ, paths_of, random_tree
 from eagle_plugin.sglang.batch import RoundBatch
 from eagle_plugin.sglang.decode_round import DecodeRound
 from eagle_plugin.sglang.drafter import DraftState
@@ -185,7 +185,9 @@ class RoundTest:
                 return self._one_token(rows, TREE_PREFIX + depth, tokens)
 
             pairs = [pair for path in paths_of(tree.parents[0].tolist()) for pair in along(path, tree, at_once, token)]
-        return logits_differ("a tree in one forward of the target", pairs, self._dtype)
+        return logits_differ(
+            "a tree in one forward of the target", pairs, allowed_difference(self._dtype, parts.quantization)
+        )
 
     def _one_token(self, rows: Tensor, length: int, tokens: Tensor) -> Tensor:
         """Logits [b, V] after tokens [b] at this position, whose keys and values are stored."""

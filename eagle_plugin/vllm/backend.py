@@ -132,11 +132,11 @@ def forget_caches(vllm_config: Any) -> None:
 
 
 def _of_a_gpu(vllm_config: Any) -> type[TreeAttentionBackend]:
-    """With the kernel for prompts of the backend that the user named; FlashAttention where that is none."""
-    named = vllm_config.attention_config.backend
-    if named in (None, registry.AttentionBackendEnum.FLASH_ATTN):
-        return FlashPromptsBackend
-    return TritonPromptsBackend if named is registry.AttentionBackendEnum.TRITON_ATTN else TreeAttentionBackend
+    """With the kernel for prompts of the backend that the user named; with FlashAttention where vLLM's kernel reads no
+    caches of ours, and with none for CUSTOM, which is ours."""
+    named, enum = vllm_config.attention_config.backend, registry.AttentionBackendEnum
+    of_names = {enum.TRITON_ATTN: TritonPromptsBackend, enum.CUSTOM: TreeAttentionBackend}
+    return of_names.get(named, FlashPromptsBackend)
 
 
 @contextmanager

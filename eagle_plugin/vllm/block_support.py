@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from eagle_plugin.heads.block_config import (
@@ -13,12 +14,52 @@ from eagle_plugin.heads.block_config import (
     levels_of_block,
     options_of,
 )
+from eagle_plugin.heads.target_config import groups_by_kind
 from eagle_plugin.heads.vllm_classes import SERVED
 from eagle_plugin.vllm.kv_connectors import connector_flag, planned_transfer
+
+FULL = "full_attention"
 
 
 def unserved_heads(vllm_config: Any) -> tuple[tuple[bool, str], ...]:
     """Which heads are not served, each with its sentence."""
+    draft = vllm_config.speculative_config.draft_model_config
+    return (
+        *_unserved_class(vllm_config),
+        (
+            # vLLM's V1 model runner serves no such head either: there the sentence of `check_cache_groups` says more.
+            vllm_config.use_v2_model_runner and groups_of_head(vllm_config) > 1,
+            f"draft head {draft.architecture}: vLLM puts the KV caches of its layers into several groups, and the "
+            "plugin serves a head from one; with --disable-hybrid-kv-cache-manager it is served (layers with sliding "
+            "windows then keep all tokens)",
+        ),
+    )
+
+
+def groups_of_head(vllm_config: Any) -> int:
+    """How many groups of KV caches vLLM will have a head's layers in, as far as both config.json say it."""
+    model, draft = vllm_config.model_config, vllm_config.speculative_config.draft_model_config
+    layers = Counter(getattr(model.hf_text_config, "layer_types", None) or [])
+    if len(layers) < 2 or vllm_config.scheduler_config.disable_hybrid_kv_cache_manager:
+        return 1
+    if model.attention_chunk_size is not None:  # beside it vLLM has no groups with drafts
+        return 1
+    count = draft.hf_text_config.num_hidden_layers
+    own = Counter((getattr(draft.hf_text_config, "layer_types", None) or [FULL] * count)[:count])
+    if _width(draft) != _width(model):  # blocks of another size are of other groups
+        own = Counter({f"{kind} of the head": n for kind, n in own.items()})
+    groups = groups_by_kind(layers + own)
+    return sum(min(n, groups[kind]) for kind, n in own.items())
+
+
+def _width(model: Any) -> int:
+    """Numbers of the keys of a token in one layer."""
+    width: int = model.get_total_num_kv_heads() * model.get_head_size()
+    return width
+
+
+def _unserved_class(vllm_config: Any) -> tuple[tuple[bool, str], ...]:
+    """Heads of other classes, and block drafters where they are not served."""
     model, draft = vllm_config.model_config, vllm_config.speculative_config.draft_model_config
     method = vllm_config.speculative_config.method
     if method not in METHODS:
@@ -33,9 +74,11 @@ def unserved_heads(vllm_config: Any) -> tuple[tuple[bool, str], ...]:
             vllm_config.speculative_config.dspark_draft_topk is not None,
             "dspark_draft_topk: it belongs to vLLM's chains",
         ),
+        (model.is_hybrid or model.use_mla, f"target {name}: it is not served with block drafters yet"),
         (
-            model.is_hybrid or model.use_mla or model.is_multimodal_model,
-            f"target {name}: it is not served with block drafters yet",
+            model.is_multimodal_model and not getattr(model.multimodal_config, "language_model_only", False),
+            f"target {name}: its images are not served with block drafters yet; with --language-model-only its "
+            "texts are",
         ),
         (
             planned_transfer(vllm_config) is not None,

@@ -35,7 +35,7 @@ CONTRACT: Contract = {
         "get_scheduler_cls": "self",
         **attributes(
             "scheduler_cls async_scheduling enable_chunked_prefill max_num_batched_tokens max_num_scheduled_tokens"
-            " max_num_seqs"
+            " max_num_seqs disable_hybrid_kv_cache_manager"
         ),
     },
     _SCHEDULER: {
@@ -98,9 +98,10 @@ CONTRACT: Contract = {
     "vllm.config.ModelConfig": attributes(
         "model logprobs_mode architectures use_mla is_hybrid is_attention_free uses_mrope is_multimodal_model"
         " is_mm_prefix_lm is_encoder_decoder is_moe max_model_len enforce_eager dtype head_dtype"
-        " logits_processors"
+        " logits_processors multimodal_config get_total_num_kv_heads get_head_size"
     )
     | {"get_vocab_size": "self"},
+    "vllm.config.MultiModalConfig": attributes("language_model_only"),
     "vllm.config.CompilationConfig": attributes(
         "cudagraph_mode mode static_forward_context splitting_ops pass_config use_inductor_graph_partition"
     ),

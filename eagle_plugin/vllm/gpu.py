@@ -8,31 +8,27 @@ from __future__ import annotations
 from typing import Any
 
 from eagle_plugin.runtime.startup import SWITCH, forced
+from eagle_plugin.vllm.graph_modes import wants_graphs
+from eagle_plugin.vllm.kv_connectors import planned_nixl
+
+
+def head_dims(vllm_config: Any) -> list[int]:
+    """The sizes of the heads of attention in both models; layers without a window may have another one (Gemma 4)."""
+    models = vllm_config.model_config, vllm_config.speculative_config.draft_model_config
+    wide = [getattr(model.hf_text_config, "global_head_dim", None) for model in models]
+    return [model.get_head_size() for model in models] + [size for size in wide if size]
 
 
 def unsupported_on_gpu(vllm_config: Any) -> list[str]:
     """Why our worker does not serve this ``VllmConfig`` on a GPU; empty where it does."""
     from vllm import envs
-    from vllm.config import CUDAGraphMode
 
-    from eagle_plugin.vllm.graph_modes import turned_full
-
-    model, draft = vllm_config.model_config, vllm_config.speculative_config.draft_model_config
+    model = vllm_config.model_config
     offload = vllm_config.offload_config
-    mode = vllm_config.compilation_config.cudagraph_mode
-    odd = [size for size in (model.get_head_size(), draft.get_head_size()) if size % 16]
+    odd = [size for size in head_dims(vllm_config) if size % 16]
     checks: tuple[tuple[bool, str], ...] = (
         # Nothing says yet that it is not slower than what vLLM has there.
         (not forced(), f"GPUs: no GPU has run the plugin's worker for vLLM yet; {SWITCH}=force tries it"),
-        (
-            mode is not None and mode.mixed_mode() == CUDAGraphMode.FULL,
-            "cudagraph_mode FULL: attention over trees stays outside of CUDA graphs; PIECEWISE is served",
-        ),
-        (
-            bool(flag := turned_full(vllm_config)),
-            f"--compilation-config {flag}: with it vLLM takes cudagraph_mode FULL; attention over trees stays outside "
-            "of CUDA graphs",
-        ),
         (envs.VLLM_USE_BREAKABLE_CUDAGRAPH, "VLLM_USE_BREAKABLE_CUDAGRAPH: it is not served yet"),
         (
             envs.VLLM_USE_NCCL_SYMM_MEM and vllm_config.parallel_config.tensor_parallel_size > 1,
@@ -43,6 +39,19 @@ def unsupported_on_gpu(vllm_config: Any) -> list[str]:
             "VLLM_LOG_BATCHSIZE_INTERVAL: it waits for the GPU inside of the forwards that the plugin captures",
         ),
         (envs.VLLM_BATCH_INVARIANT, "VLLM_BATCH_INVARIANT: batch-invariant attention is not served yet"),
+        (
+            # vLLM's own steps have graphs there, ours have none (`capture.py`).
+            vllm_config.parallel_config.data_parallel_size > 1 and model.is_moe and wants_graphs(vllm_config),
+            f"--data-parallel-size with target {model.architectures[0]}: engines that share experts draft without the "
+            "plugin's graphs yet; with --enforce-eager it is served",
+        ),
+        (
+            # vLLM's own caches have the layout LBHNC with NIXL, of which a rank can read some heads of another. Whether
+            # the other server has as many ranks is not known here; who names our layout has none of it in vLLM either.
+            (nixl := planned_nixl(vllm_config)) is not None and envs.VLLM_KV_CACHE_LAYOUT is None,
+            f"{nixl}: the plugin's KV caches have the layout LBNHC, which NIXL exchanges between servers of the same "
+            "--tensor-parallel-size only; where they are, it is served with VLLM_KV_CACHE_LAYOUT=LBNHC on both",
+        ),
         (vllm_config.parallel_config.use_ubatching, "--enable-dbo: dual batch overlap is not served yet"),
         (
             vllm_config.observability_config.jit_monitor_mode == "error",

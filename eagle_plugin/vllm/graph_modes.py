@@ -22,13 +22,23 @@ def is_compiled(vllm_config: Any) -> bool:
     return bool(vllm_config.compilation_config.mode != CompilationMode.NONE)
 
 
-def turned_full(vllm_config: Any) -> str:
-    """The flag for which vLLM makes FULL of the mode of this ``VllmConfig`` after it has asked the platform; "" without
-    such a flag."""
-    compilation = vllm_config.compilation_config
-    mode, splitting = compilation.cudagraph_mode, compilation.splitting_ops
-    if compilation.mode != CompilationMode.VLLM_COMPILE or mode is None:
-        return ""
-    if compilation.pass_config.fuse_attn_quant and not compilation.use_inductor_graph_partition:
-        return "fuse_attn_quant" if splitting is None and mode.has_piecewise_cudagraphs() else ""
-    return "splitting_ops []" if splitting == [] and mode == CUDAGraphMode.FULL_AND_PIECEWISE else ""
+def keep_attention_out(vllm_config: Any) -> list[str]:
+    """Take from this ``VllmConfig`` what would put attention into vLLM's own graphs, or into its compiled code, where
+    ours cannot be; returns what it was, empty without such.
+
+    Of such flags vLLM makes the mode FULL after it has asked the platform, and would end the start with it where the
+    caches are made. FULL_DECODE_ONLY becomes PIECEWISE there, or NONE where models are not compiled.
+    """
+    compilation, taken = vllm_config.compilation_config, []
+    mode, is_full = compilation.cudagraph_mode, (CUDAGraphMode.FULL, CUDAGraphMode.FULL_AND_PIECEWISE)
+    if compilation.mode == CompilationMode.VLLM_COMPILE:
+        if compilation.pass_config.fuse_attn_quant and not compilation.use_inductor_graph_partition:
+            compilation.pass_config.fuse_attn_quant = False
+            taken.append("fuse_attn_quant")
+        if compilation.splitting_ops == [] and mode in is_full:
+            compilation.splitting_ops = None
+            taken.append("splitting_ops []")
+    if mode == CUDAGraphMode.FULL:
+        compilation.cudagraph_mode = CUDAGraphMode.FULL_DECODE_ONLY
+        taken.append("cudagraph_mode FULL")
+    return taken

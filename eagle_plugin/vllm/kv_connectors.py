@@ -43,6 +43,14 @@ def planned_transfer(vllm_config: Any) -> Any:
     return planned.kv_transfer_config
 
 
+def planned_nixl(vllm_config: Any) -> str | None:
+    """The connector of NIXL that a server with this ``VllmConfig`` will have; None without one."""
+    transfer = planned_transfer(vllm_config)
+    if transfer is None or transfer.kv_connector is None:
+        return None
+    return next((name for name in connectors_of(transfer) if name.startswith("Nixl")), None)
+
+
 def unserved_connectors(transfer: Any, flag: str = "--kv-transfer-config") -> list[str]:
     """Why our worker does not serve with this ``KVTransferConfig``, None without one; empty where it does.
 

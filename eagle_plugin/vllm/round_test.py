@@ -13,7 +13,7 @@ from eagle_plugin.core.tree import DraftTree
 from eagle_plugin.core.verify import Accepted
 from eagle_plugin.runtime.round import TreeRows
 from eagle_plugin.selftest.failure import without_memory
-from eagle_plugin.selftest.tree_paths import Pairs, along, logits_differ, paths_of, random_tree
+from eagle_plugin.selftest.tree_paths import Pairs, allowed_difference, along, logits_differ, paths_of, random_tree
 from eagle_plugin.vllm.attention import ExtendRows, Rows
 from eagle_plugin.vllm.dummy_batches import layer_metadata, places_of, target_states
 from eagle_plugin.vllm.graph_test import GraphTest
@@ -31,7 +31,8 @@ class RoundTest:
     def __init__(self, runner: Any) -> None:
         """runner: its caches are allocated, and it has no request."""
         self._runner, self._caps = runner, runner._caps
-        self._device, self._dtype = runner.device, runner.dtype
+        self._device = runner.device
+        self._allowed = allowed_difference(runner.dtype, runner.model_config.quantization)
         self._vocabulary: int = runner.model_config.get_vocab_size()
         self._generator = torch.Generator().manual_seed(SEED)
         self._blocks = blocks_in_every_rank(runner)
@@ -59,7 +60,7 @@ class RoundTest:
         tokens = self._random(1, longest)
         at_once = self._prompt(tokens)
         pairs = [(at_once[:, i], self._one_token(tokens[:, i], i)) for i in range(longest)]
-        return logits_differ("a prompt in one forward of the target", pairs, self._dtype)
+        return logits_differ("a prompt in one forward of the target", pairs, self._allowed)
 
     def trees_against_paths(self) -> list[str]:
         """The logits after every node of some paths, and after a token that follows each path."""
@@ -84,8 +85,8 @@ class RoundTest:
             nodes_of_paths += along(path, tree, nodes, lambda tokens, depth: self._one_token(tokens, prefix + depth))
             after_paths.append((next_at_once, self._one_token(after, moved)))
         return [
-            *logits_differ("a tree in one forward of the target", nodes_of_paths, self._dtype),
-            *logits_differ("a token after an accepted path", after_paths, self._dtype),
+            *logits_differ("a tree in one forward of the target", nodes_of_paths, self._allowed),
+            *logits_differ("a token after an accepted path", after_paths, self._allowed),
         ]
 
     # --- blocks

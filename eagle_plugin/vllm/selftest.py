@@ -17,11 +17,12 @@ from eagle_plugin.core.shape import Levels, Shape
 from eagle_plugin.policy.chooser import policy_mode
 from eagle_plugin.runtime.lookups import wants_lookups
 from eagle_plugin.selftest.decision import decide, is_asked_for, keep_failure, next_start, told
-from eagle_plugin.selftest.launch import ask
+from eagle_plugin.selftest.launch import ask, tell_children, told_by_launcher
 from eagle_plugin.selftest.shapes import ModelShape, as_text
 from eagle_plugin.selftest.subject import Subject, round_key
 from eagle_plugin.vllm import version
 from eagle_plugin.vllm.cache_dtypes import dtype_name
+from eagle_plugin.vllm.gpu import head_dims
 from eagle_plugin.vllm.graph_modes import is_compiled, wants_graphs
 from eagle_plugin.vllm.kernel_settings import kernel_settings
 from eagle_plugin.vllm.synthetic import synthetic_rates
@@ -78,17 +79,20 @@ def subject_of(vllm_config: Any, caps: Shape, levels: Levels, v2: bool = False) 
     }
     engine = f"vllm {version.installed()}"
     devices = ranks * parallel.data_parallel_size_local
-    return Subject(device, devices, [model.get_head_size(), draft.get_head_size()], as_text(shape), real_round, engine)
+    return Subject(device, devices, head_dims(vllm_config), as_text(shape), real_round, engine)
 
 
 def failed_kernels(subject: Subject | None, log: Callable[[int, str], None]) -> list[str]:
     """Why our worker must not serve on the devices of this machine; empty if it may, or nothing is tested.
 
-    Asked in a process of its own; log: level and line.
+    Asked in a process of its own, unless the process that started this one has; log: level and line.
     """
     if subject is None:
         return []
-    answer = ask(subject)
+    answer = told_by_launcher(subject)
+    if answer is None:
+        answer = ask(subject)
+        tell_children(subject, answer.reasons)
     for line in answer.log:
         log(logging.INFO, line)
     return answer.reasons

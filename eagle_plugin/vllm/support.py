@@ -17,7 +17,7 @@ from eagle_plugin.heads.description import read_head
 from eagle_plugin.heads.files import HeadError, LeftToEngine
 from eagle_plugin.heads.manifest import trained_depths
 from eagle_plugin.heads.pickles import pickles_of, unchecked
-from eagle_plugin.heads.vllm_classes import METHODS
+from eagle_plugin.heads.vllm_classes import METHODS, MISTRAL
 from eagle_plugin.heads.vllm_rules import check_head, count_aux
 from eagle_plugin.policy.chooser import policy_mode
 from eagle_plugin.policy.log import log_seconds
@@ -29,8 +29,10 @@ from eagle_plugin.runtime.startup import engine_serves
 from eagle_plugin.runtime.synthetic import WARNING, source_of
 from eagle_plugin.selftest.subject import Subject
 from eagle_plugin.vllm.block_support import levels_of_drafter, plan_as_dflash
+from eagle_plugin.vllm.chain_options import drop_chain_options
 from eagle_plugin.vllm.compile_cache import set_compile_key
 from eagle_plugin.vllm.draft_limits import draft_limits, limits_above
+from eagle_plugin.vllm.graph_modes import keep_attention_out
 from eagle_plugin.vllm.latent_limits import schedule_whole_prompts
 from eagle_plugin.vllm.masked_rows import configured_levels
 from eagle_plugin.vllm.options import Options
@@ -124,9 +126,10 @@ def _read_head(vllm_config: Any, options: Options) -> Drafting:
     shape = options.shape(nodes, trained or PARALLEL_LEVELS if levels.depth_is_free else None, on_gpu)
     warnings: list[str] = []
     load_format = (speculative.draft_load_config or vllm_config.load_config).load_format
+    is_checked = speculative.draft_model_config.architecture not in MISTRAL
     if not is_block and load_format in READ_FOLDERS and (pickles := pickles_of(head)):
         warnings = [unchecked(head, pickles)]
-    elif _can_read(target, head, load_format):
+    elif is_checked and _can_read(target, head, load_format):
         warnings = _check_head(target, head, speculative.method, shape.steps)
         if is_block:
             warnings += block_warnings(head, nodes)
@@ -147,7 +150,18 @@ def _serve(vllm_config: Any, drafting: Drafting, subject: Subject | None, v2: bo
         plan_as_dflash(speculative)
     else:
         speculative.parallel_drafting = False  # it is how vLLM drafts; our worker knows the head by its mask token
+    if dropped := drop_chain_options(speculative):
+        _log_once(
+            logging.INFO,
+            f"eagle-plugin: {', '.join(dropped)}: dropped, because it belongs to vLLM's chains and changes no text",
+        )
     schedule_whole_prompts(vllm_config)
+    if vllm_config.device_config.device_type != "cpu" and (taken := keep_attention_out(vllm_config)):
+        _log_once(
+            logging.INFO,
+            f"eagle-plugin: --compilation-config {', '.join(taken)}: taken back, because attention over trees stays "
+            "outside of vLLM's CUDA graphs and compiled code",
+        )
     if vllm_config.model_config.is_hybrid:
         _keep_one_state(vllm_config)
         _split_at_our_operator(vllm_config.compilation_config)

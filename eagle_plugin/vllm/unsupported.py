@@ -7,9 +7,10 @@ from typing import Any
 
 from vllm.v1.worker.gpu.sample.logits_processor.loader import LOGITSPROCS_GROUP
 
+from eagle_plugin.runtime.gpu import MAX_HEAD_DIM
 from eagle_plugin.vllm.block_support import unlisted_by_v1, unserved_heads
 from eagle_plugin.vllm.cache_dtypes import FLOAT8
-from eagle_plugin.vllm.gpu import unsupported_on_gpu
+from eagle_plugin.vllm.gpu import head_dims, unsupported_on_gpu
 from eagle_plugin.vllm.kv_connectors import connector_flag, planned_transfer, unserved_connectors
 from eagle_plugin.vllm.latent_limits import unserved_latent
 from eagle_plugin.vllm.parallel_support import unserved_ranks
@@ -33,6 +34,11 @@ GATED_DELTA_NETS = (
 LAYOUTS = ("LBNHC", "NHD")  # of KV caches: two names of the layout of `backend.py`
 # Targets whose layers have ALiBi slopes always; Falcon's config.json says whether they have.
 ALIBI = ("BloomForCausalLM", "Step1ForCausalLM")
+# Targets whose layers name a backend of their own: of sparse attention, or of keys and values of different sizes.
+OWN_ATTENTION = (
+    *("MiMoV2FlashForCausalLM", "MiMoV2ForCausalLM", "MiMoV2OmniForCausalLM"),
+    *("MiniMaxM3SparseForCausalLM", "MiniMaxM3SparseForConditionalGeneration"),
+)
 
 
 def unsupported_reasons(vllm_config: Any) -> list[str]:
@@ -42,6 +48,7 @@ def unsupported_reasons(vllm_config: Any) -> list[str]:
         return [f"--device {device_type}: only CPUs and NVIDIA GPUs are served"]
     speculative, parallel = vllm_config.speculative_config, vllm_config.parallel_config
     model = vllm_config.model_config
+    is_narrow = max(head_dims(vllm_config)) <= MAX_HEAD_DIM
     name, transfer, flag = model.architectures[0], planned_transfer(vllm_config), connector_flag(vllm_config)
     checks: tuple[tuple[bool, str], ...] = (
         (
@@ -49,13 +56,11 @@ def unsupported_reasons(vllm_config: Any) -> list[str]:
             f"--worker-cls {parallel.worker_cls}: it is not vLLM's own",
         ),
         *unserved_ranks(vllm_config),
-        (speculative.disable_padded_drafter_batch, "disable_padded_drafter_batch: trees are drafted in padded batches"),
         (
-            speculative.rejection_sample_method not in ("standard", "synthetic"),
+            speculative.rejection_sample_method not in ("standard", "synthetic", "block"),
             f"rejection_sample_method {speculative.rejection_sample_method}: it belongs to vLLM's chains",
         ),
         (speculative.use_heterogeneous_vocab, "use_heterogeneous_vocab: it belongs to vLLM's chains"),
-        (speculative.use_local_argmax_reduction, "use_local_argmax_reduction: it belongs to vLLM's chains"),
         (
             not isinstance(vllm_config.additional_config, dict),
             f"additional_config: it is {type(vllm_config.additional_config).__name__}, only a dictionary is served",
@@ -78,9 +83,15 @@ def unsupported_reasons(vllm_config: Any) -> list[str]:
             f"target {name}: attention with ALiBi is not served",
         ),
         (
+            name in OWN_ATTENTION,
+            f"target {name}: its layers have attention of their own (sparse, or with keys and values of different "
+            "sizes), which is not served",
+        ),
+        (
             model.is_mm_prefix_lm,  # False where the flags allow text only
-            f"target {name}: its images attend in both directions, which is not served yet; with "
-            "--language-model-only its texts are",
+            f"target {name}: its images attend in both directions, which is not served yet"
+            # On a GPU the size of heads is a reason of its own.
+            + ("; with --language-model-only its texts are" * (device_type == "cpu" or is_narrow)),
         ),
         *_unserved_processors(vllm_config),
         *unserved_heads(vllm_config),

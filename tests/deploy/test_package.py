@@ -128,6 +128,15 @@ def test_the_plugin_serves_in_the_container_and_can_be_watched(made) -> None:
     assert ("--enable-metrics" in (made / "serve.sh").read_text()) == (not is_vllm)
 
 
+def test_a_container_that_starts_again_has_the_record_of_its_self_test(made) -> None:
+    """Else a server whose self-test fails with the loaded models would fail at every start of its pod."""
+    pod = next(yaml.safe_load_all((made / "kubernetes.yaml").read_text()))["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    (folder,) = [variable["value"] for variable in container["env"] if variable["name"] == "EAGLE_CACHE_DIR"]
+    (mount,) = [mount for mount in container["volumeMounts"] if mount["mountPath"] == folder]
+    assert not mount.get("readOnly") and {"name": mount["name"], "emptyDir": {}} in pod["volumes"]
+
+
 @pytest.mark.parametrize(
     ("target", "head", "name"),
     [("Llama-3", "v2", "llama-3-v2"), ("4bit", "v2", "head-4bit-v2"), ("0" * 60, "v", "head-" + "0" * 45)],

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,7 +16,7 @@ import torch
 from eagle_plugin.kernels import loader
 from eagle_plugin.runtime.gpu import Gpu
 from eagle_plugin.selftest import launch, record, suite
-from eagle_plugin.selftest.launch import Answer, answer, ask
+from eagle_plugin.selftest.launch import ANSWERED, Answer, answer, ask, tell_children, told_by_launcher
 from eagle_plugin.selftest.shapes import ModelShape, as_text
 from eagle_plugin.selftest.subject import Subject, round_key
 
@@ -61,6 +64,28 @@ def test_a_round_that_failed_before_counts(monkeypatch: pytest.MonkeyPatch) -> N
     assert reason == "the self-test failed: a tree differs; after a repair run: eagle-plugin selftest --again"
     other = SUBJECT._replace(real_round={"layers": 3})
     assert answer(other, LOGGER) == []
+
+
+def test_an_answer_is_told_to_other_processes_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In this one a round may have failed since then; records of another folder may say something else."""
+    monkeypatch.delenv(ANSWERED, raising=False)
+    assert told_by_launcher(SUBJECT) is None
+    tell_children(SUBJECT, ["a GPU is too old"])
+    monkeypatch.setenv(ANSWERED, os.environ[ANSWERED])  # so that it ends with this test
+    assert told_by_launcher(SUBJECT) is None
+    child = (
+        "import json, sys; from eagle_plugin.selftest.launch import Subject, told_by_launcher; "
+        "print(json.dumps(told_by_launcher(Subject(**json.load(sys.stdin)))))"
+    )
+
+    def told(subject: Subject, **environment: str) -> Any:
+        given, variables = json.dumps(subject._asdict()), os.environ | environment
+        done = subprocess.run([sys.executable, "-c", child], input=given, capture_output=True, text=True, env=variables)
+        return json.loads(done.stdout)
+
+    assert told(SUBJECT) == [["a GPU is too old"], []]
+    assert told(SUBJECT._replace(devices=3)) is None
+    assert told(SUBJECT, EAGLE_CACHE_DIR=str(tmp_path / "other")) is None
 
 
 class _On:

@@ -124,9 +124,12 @@ docker run --rm --gpus all --shm-size 1g -p 127.0.0.1:{port}:{port} -v /folder/o
 For Kubernetes, push the image, correct `image` in `kubernetes.yaml`, and run `kubectl apply -f kubernetes.yaml`. It
 asks for one GPU.
 """
+CACHE = "/cache"  # of the plugin: what its self-test found, and what a round costs
 FORCED = """\
 In the container `EAGLE_PLUGIN` is `force`: on a GPU the plugin serves in {engine} only with it. With
-`-e EAGLE_PLUGIN=0` the engine serves alone.
+`-e EAGLE_PLUGIN=0` the engine serves alone. If the self-test fails with the loaded models, the start ends, and the next
+one is left to the engine's own worker where the record is kept: add `-e EAGLE_CACHE_DIR=/cache -v {name}-cache:/cache`,
+as `kubernetes.yaml` does with a volume of the pod.
 
 """
 DRAFT_TOKENS = "; `DRAFT_TOKENS`, the number of speculative tokens: 5, in the container 7, which is for a GPU"
@@ -206,7 +209,8 @@ def _kubernetes(name: str, engine: Engine, mounted: str, volume: bool) -> str:
     labels, port = {"app": name}, engine.port
     # SGLang answers /health after it has generated a token, which takes more than the second that Kubernetes waits.
     probe = {"httpGet": {"path": "/health", "port": port}, "periodSeconds": 10, "timeoutSeconds": 10}
-    variables = {"TARGET": mounted, **engine.environment}
+    # Kept when the container starts again: after a failed self-test the next start is left to the engine's own worker.
+    variables = {"TARGET": mounted, "EAGLE_CACHE_DIR": CACHE, **engine.environment}
     container: dict[str, Any] = {
         "name": "server",
         "image": f"{name}:1",
@@ -215,9 +219,12 @@ def _kubernetes(name: str, engine: Engine, mounted: str, volume: bool) -> str:
         "resources": {"limits": {"nvidia.com/gpu": 1}},
         "startupProbe": probe | {"failureThreshold": 180},
         "readinessProbe": probe,
-        "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}],
+        "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}, {"name": "cache", "mountPath": CACHE}],
     }
-    volumes: list[dict[str, Any]] = [{"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}}]
+    volumes: list[dict[str, Any]] = [
+        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}},
+        {"name": "cache", "emptyDir": {}},
+    ]
     if volume:
         mount = {"name": "models", "mountPath": mounted, "subPath": "target", "readOnly": True}
         container["volumeMounts"].append(mount)

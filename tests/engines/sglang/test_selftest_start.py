@@ -253,7 +253,7 @@ def test_a_fallback_that_fails_refuses_the_start(monkeypatch: pytest.MonkeyPatch
     )
 
 
-AGAIN = "start the server again: from now on it is served by SGLang's own worker"
+AGAIN = "/selftest kept: from now on it is served by SGLang's own worker"
 SWITCHED_OFF = "start the server with EAGLE_PLUGIN=0: then it is served by SGLang's own worker"
 
 

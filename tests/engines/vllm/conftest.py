@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tiny_models
@@ -42,3 +43,16 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     logger.addHandler(handler)
     yield handler.logged
     logger.removeHandler(handler)
+
+
+@pytest.fixture
+def gpu_config(target: Path, head: Path, lines: list[str], monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Makes the configuration of a GPU as it is when the plugin sees it."""
+    from vllm_configs import of_a_gpu
+
+    def make(**options: Any) -> Any:
+        made = of_a_gpu(target, head, monkeypatch, **options)
+        lines.clear()  # that the plugin is switched off
+        return made
+
+    return make

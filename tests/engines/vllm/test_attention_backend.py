@@ -51,7 +51,7 @@ def test_the_platform_gives_our_backend_while_a_model_is_built(device_type: str)
         else:
             asked = config.attention_config.backend
             assert asked is config.speculative_config.attention_backend is backends.CUSTOM
-            assert asked.get_class() is TreeAttentionBackend and not config.attention_config.backend_per_kind
+            assert asked.get_class() is FlashPromptsBackend and not config.attention_config.backend_per_kind
     assert config == before and backends.CPU_ATTN.get_class() is not TreeAttentionBackend
     with pytest.raises(ValueError, match="CUSTOM"):
         backends.CUSTOM.get_class()
@@ -63,7 +63,8 @@ def test_the_platform_gives_our_backend_while_a_model_is_built(device_type: str)
         (None, FlashPromptsBackend),
         ("FLASH_ATTN", FlashPromptsBackend),
         ("TRITON_ATTN", TritonPromptsBackend),
-        ("FLASHINFER", TreeAttentionBackend),
+        ("FLASHINFER", FlashPromptsBackend),
+        ("CUSTOM", TreeAttentionBackend),
     ],
 )
 def test_the_users_backend_says_what_prompts_are_attended_to_with(named: str | None, wanted: type) -> None:

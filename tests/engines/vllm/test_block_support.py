@@ -135,7 +135,7 @@ def test_another_target(tmp_path: Path, drafter: Path) -> None:
 @pytest.mark.parametrize(
     ("part", "attribute", "named"),
     [
-        ("model_config", "is_multimodal_model", "it is not served with block drafters yet"),
+        ("model_config", "is_multimodal_model", "its images are not served with block drafters yet"),
         ("model_config", "use_mla", "it is not served with block drafters yet"),
     ],
 )

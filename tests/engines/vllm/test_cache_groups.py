@@ -1,15 +1,19 @@
-"""The groups of layers that the benchmarks count for the blocks of vLLM's cache are those that vLLM makes."""
+"""The groups of layers that the benchmarks count for the blocks of vLLM's cache, and those of a head that its worker
+counts, are those that vLLM makes."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheSpec, SlidingWindowSpec
 
 from eagle_plugin.bench.cache_groups import cache_groups
+from eagle_plugin.vllm.block_support import groups_of_head
 
 try:
     from vllm.v1.core import kv_cache_planning as planning
@@ -25,11 +29,31 @@ def spec_of(kind: str, heads: int) -> KVCacheSpec:
     return FullAttentionSpec(**common) if kind == FULL else SlidingWindowSpec(**common, sliding_window=128)
 
 
+def configured(kinds: list[str], drafter: tuple[int, ...]) -> Any:
+    """What is read of a ``VllmConfig``."""
+
+    def model(heads: int, **text: Any) -> Any:
+        return SimpleNamespace(
+            hf_text_config=SimpleNamespace(**text),
+            attention_chunk_size=None,
+            get_total_num_kv_heads=lambda: heads,
+            get_head_size=lambda: 64,
+        )
+
+    return SimpleNamespace(
+        model_config=model(8, layer_types=kinds),
+        speculative_config=SimpleNamespace(draft_model_config=model(drafter[0], num_hidden_layers=len(drafter))),
+        scheduler_config=SimpleNamespace(disable_hybrid_kv_cache_manager=None),
+    )
+
+
 @pytest.mark.parametrize(
     ("full", "windows", "drafter"),
     [
         (12, 12, ()),
         (12, 12, (8,)),
+        (12, 12, (8,) * 8),
+        (12, 12, (4,) * 8),
         (12, 12, (16,)),
         (10, 52, ()),
         (10, 52, (8,)),
@@ -54,3 +78,6 @@ def test_the_groups_are_vllms(tmp_path: Path, full: int, windows: int, drafter: 
     if drafter:
         head = tmp_path / "head"
     assert cache_groups(tmp_path / "target", head) == len(groups)
+    if drafter:
+        owned = sum(any(name.startswith("draft.") for name in group.layer_names) for group in groups)
+        assert groups_of_head(configured(kinds, drafter)) == owned

@@ -50,7 +50,7 @@ def test_our_graphs_have_keys_of_their_own(made: Any) -> None:
 def test_a_configuration_that_is_left_to_vllm_has_its_key(
     made: Any, target: Path, head: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    left = {"speculative": {"disable_padded_drafter_batch": True}}
+    left = {"kv_cache_dtype": "fp8_per_token_head"}
     stock = made("0", **left)
     monkeypatch.setenv("EAGLE_PLUGIN", "1")
     config = configure(target, head, **left)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from head_edits import config, tensors
 from head_rows import ROWS
+from tiny_checkpoints import read_config
 from trained_heads import trained_head
 from vllm_engines import accept_length, engine, generate, runner
 
@@ -57,6 +58,29 @@ def test_a_p_eagle_head_with_norms_of_q_and_k(
     with engine(models[0], tmp_path / "head", depth=3) as llm:
         assert runner(llm).drafter.levels.mask is not None
         assert generate(llm, PROMPTS) == plain
+
+
+def test_an_eagle_head_with_mistrals_layers(models: tuple[Path, Path], plain: list[list[int]], tmp_path: Path) -> None:
+    """Its class has a norm before the first layer, and one after the last, whose states the head reads too."""
+    save_head(trained_head("eagle2", models[0]), tmp_path / "head", target_dir=models[0], dtype=torch.float32)
+    (tmp_path / "head" / "eagle_plugin.json").unlink()
+    hidden = read_config(models[0])["hidden_size"]
+
+    def renamed(found: dict[str, torch.Tensor]) -> None:
+        stored = {name.removeprefix("model."): found.pop(name) for name in list(found)}
+        stored |= {name: torch.ones(hidden) for name in ("norm.weight", "layers.0.input_layernorm.weight")}
+        found.update({f"model.{name}": tensor for name, tensor in stored.items()})
+
+    tensors(renamed)(tmp_path / "head")
+    config(architectures=["EagleMistralForCausalLM"], model_type="mistral")(tmp_path / "head")
+    with engine(models[0], tmp_path / "head", chain=True, nodes=4) as llm:
+        generate(llm, PROMPTS)
+        vllms = accept_length(llm)
+    for topk, nodes in ((1, 4), (4, 8)):
+        with engine(models[0], tmp_path / "head", depth=3, topk=topk, nodes=nodes) as llm:
+            assert type(runner(llm).drafter.model).__name__ == "EagleMistralForCausalLM"
+            assert generate(llm, PROMPTS) == plain
+            assert accept_length(llm) == vllms > 1 if topk == 1 else accept_length(llm) > vllms
 
 
 @pytest.mark.matrix  # what vLLM alone does with the same heads: no line of the plugin runs

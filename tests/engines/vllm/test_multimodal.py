@@ -7,10 +7,12 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from dflash_models import tiny_dflash
 from family_models import KINDS as HEADS
 from family_models import family_head, sampling_settings
 from multimodal_models import KINDS, PLACES, TEXT_ONLY, multimodal_target, picture
 from PIL.Image import Image
+from tiny_checkpoints import read_config, write_config
 from transformers import AutoModelForImageTextToText, AutoProcessor
 from vllm import LLM, SamplingParams
 from vllm_bigram import draw
@@ -18,6 +20,7 @@ from vllm_configs import configure
 from vllm_engines import engine, generate, random_shapes, rounds, runner
 from vllm_requests import check_aborts, check_distribution, make_prompts
 
+from eagle_plugin.core.shape import Levels
 from eagle_plugin.vllm.unsupported import unsupported_reasons
 
 TREES: dict[str, Any] = {"depth": 3, "topk": 4, "nodes": 16}
@@ -95,6 +98,23 @@ def test_pictures_in_prompts(kind: str, head: str, tmp_path: Path, monkeypatch: 
             count, tokens = rounds(llm, before)
             assert tokens / count > 1.2 and step.functions.replays > replays + 20
         assert generate(llm, prompts) == of_prompts
+
+
+@pytest.mark.parametrize("kind", ["qwen3_vl", pytest.param("mistral3", marks=MATRIX)])
+def test_text_alone_with_a_block_drafter(kind: str, tmp_path: Path) -> None:
+    """Where the flags let no picture in."""
+    target, prompts = multimodal_target(tmp_path / "target", kind), make_prompts(8)
+    written = read_config(target)
+    (tmp_path / "text").mkdir()
+    write_config(tmp_path / "text", **written["text_config"])
+    drafter = tiny_dflash(tmp_path / "drafter", tmp_path / "text")
+    with engine(target, language_model_only=True) as llm:
+        expected = generate(llm, prompts)
+    with engine(target, drafter, language_model_only=True, **TREES) as llm:
+        assert not runner(llm).supports_mm_inputs and runner(llm).drafter.levels.kind is Levels.PARALLEL
+        assert generate(llm, prompts) == expected
+        count, tokens = rounds(llm)
+        assert count and tokens >= count
 
 
 @pytest.mark.parametrize(

@@ -105,6 +105,35 @@ def test_planted_faults_are_named(fault: Any, what: str, served_runner: Any, mon
     assert "nodes differ from those of their paths token by token, by " in reason
 
 
+FP8 = torch.float8_e4m3fn
+OFF = 2**-10  # relative, of an input: products of another size are off by about as much in 16 bits
+
+
+def rounds_inputs(layer: Any, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """To 8 bits with a scale per row, after what differs from forward to forward."""
+    values = inputs[0] * (1 + OFF * torch.randn_like(inputs[0]))
+    scale = values.abs().amax(-1, keepdim=True).clamp(min=1e-9) / torch.finfo(FP8).max
+    return (values / scale).to(FP8).to(values.dtype) * scale, *inputs[1:]
+
+
+def test_a_target_that_rounds_its_inputs_may_differ_more(served_runner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A little difference moves 8-bit values by whole steps; a wrong mask is still found."""
+    torch.manual_seed(2026)
+    layers = [layer for name, layer in served_runner.get_model().named_modules() if name.endswith("_proj")]
+    hooks = [layer.register_forward_pre_hook(rounds_inputs) for layer in layers]
+    try:
+        for name in (None, "awq"):  # the control
+            monkeypatch.setattr(served_runner.model_config, "quantization", name)
+            assert RoundTest(served_runner).run()
+        monkeypatch.setattr(served_runner.model_config, "quantization", "modelopt")
+        assert RoundTest(served_runner).run() == []
+        skew(monkeypatch)
+        assert RoundTest(served_runner).run()[0].startswith("a tree in one forward of the target: ")
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
 def test_a_prompt_that_sees_too_little_is_found(served_runner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU, where prompts are attended to as chains: only rows of prompts of several tokens are wrong."""
     healthy = attention.extend_attention
@@ -155,7 +184,7 @@ def test_after_a_failed_round_vllms_own_worker_serves(
 ) -> None:
     with monkeypatch.context() as patch:
         skew(patch)
-        sentence = "a tree in one forward .* start the server again: from now on it is served by vLLM's own worker"
+        sentence = "a tree in one forward .* start the server again, with .*/selftest kept: from now on .* vLLM's own "
         with pytest.raises(SelfTestFailed, match=sentence), engine(target, head, **TREES):  # type: ignore[arg-type]
             pass
     monkeypatch.setenv("EAGLE_POLICY", "fixed")  # as `engine` had it: the record is of a server with these shapes
@@ -178,7 +207,7 @@ SUBJECT = Subject("cpu", 1, [32, 32], as_text(ModelShape()), {"layers": 2}, "vll
 @pytest.mark.parametrize(
     ("subject", "is_writable", "wanted"),
     [
-        (SUBJECT, True, "start the server again: from now on it is served by vLLM's own worker"),
+        (SUBJECT, True, "/selftest kept: from now on it is served by vLLM's own worker"),
         (SUBJECT, False, "start the server with EAGLE_PLUGIN=0: then it is served by vLLM's own worker"),
         (None, True, ""),
     ],

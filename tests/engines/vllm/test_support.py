@@ -168,13 +168,31 @@ def unsupported(config: VllmConfig, lines: list[str], named: str) -> None:
         ({"kv_cache_dtype": "fp8", "speculative": {"kv_cache_dtype": "auto"}}, "kv_cache_dtype auto of the head: only"),
         ({"kv_cache_dtype": "fp8", "kv_cache_dtype_skip_layers": ["0"]}, "--kv-cache-dtype-skip-layers: "),
         ({"pipeline_parallel_size": 2, "distributed_executor_backend": "mp"}, "--pipeline-parallel-size"),
-        ({"speculative": {"disable_padded_drafter_batch": True}}, "disable_padded_drafter_batch"),
-        ({"speculative": {"rejection_sample_method": "block"}}, "rejection_sample_method block"),
         ({"kv_transfer_config": {"kv_connector": "MooncakeConnector", "kv_role": "kv_both"}}, "MooncakeConnector has"),
     ],
 )  # fmt: skip
 def test_unsupported_flags(options: dict[str, Any], named: str, target: Path, head: Path, lines: list[str]) -> None:
     unsupported(configure(target, head, **options), lines, named)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "default"),
+    [
+        ("disable_padded_drafter_batch", True, False),
+        ("use_local_argmax_reduction", True, False),
+        ("rejection_sample_method", "block", "standard"),
+    ],
+)
+def test_options_of_chains_are_dropped(
+    name: str, value: Any, default: Any, target: Path, head: Path, lines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where vLLM's own worker serves they stay."""
+    served = configure(target, head, speculative={name: value})
+    assert served.parallel_config.worker_cls == WORKERS["cpu"] and getattr(served.speculative_config, name) == default
+    (line,) = lines
+    assert name in line and line.endswith("dropped, because it belongs to vLLM's chains and changes no text")
+    left = configure(target, head, speculative={name: value}, kv_cache_dtype="fp8_per_token_head")
+    assert untouched(left) and getattr(left.speculative_config, name) == value
 
 
 @pytest.mark.parametrize("name", ["fp8", "fp8_e4m3", "fp8_e5m2", "auto"])
@@ -216,7 +234,7 @@ def test_a_p_eagle_head_of_another_class_is_unsupported(target: Path, tmp_path: 
         ("parallel_config", "enable_eplb", True, "--enable-eplb"),
         ("parallel_config", "nnodes", 2, "--nnodes"),
         ("speculative_config", "use_heterogeneous_vocab", True, "use_heterogeneous_vocab"),
-        ("speculative_config", "use_local_argmax_reduction", True, "use_local_argmax_reduction"),
+        ("speculative_config", "rejection_sample_method", "fly", "rejection_sample_method fly"),
     ],
 )
 def test_settings_that_this_configuration_cannot_have(

@@ -2,50 +2,24 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
-from vllm.config import CompilationMode, CUDAGraphMode, PrefetchOffloadConfig, VllmConfig
-from vllm.config import vllm as vllm_config_module
+from vllm.config import CompilationMode, CUDAGraphMode, VllmConfig
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
-from vllm_configs import configure, needs
+from vllm_configs import answering, needs
 
 from eagle_plugin.common import keyed_json
 from eagle_plugin.core.shape import Levels, Shape
 from eagle_plugin.selftest import record
 from eagle_plugin.selftest.launch import Answer
 from eagle_plugin.selftest.shapes import ModelShape
-from eagle_plugin.selftest.subject import Subject, round_key
-from eagle_plugin.vllm import plugin, plugin_config, selftest, support, unsupported
+from eagle_plugin.selftest.subject import round_key
+from eagle_plugin.vllm import plugin_config, selftest, support, unsupported
 
 pytestmark = pytest.mark.usefixtures("lines")
-
-
-@pytest.fixture
-def gpu_config(target: Path, head: Path, lines: list[str], monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Makes the configuration of a GPU as it is when the plugin sees it."""
-    plugin.register()  # vLLM does it with the first configuration, unless the plugin is switched off
-
-    def make(**options: Any) -> VllmConfig:
-        monkeypatch.setenv("EAGLE_PLUGIN", "0")
-        made = configure(target, head, **options)
-        monkeypatch.setenv("EAGLE_PLUGIN", "force")
-        monkeypatch.setattr(vllm_config_module, "HAS_TRITON", True)
-        object.__setattr__(made.device_config, "device_type", "cuda")
-        made.parallel_config.worker_cls = unsupported.ENGINE_WORKERS["cuda"]
-        made.scheduler_config.async_scheduling = True
-        lines.clear()  # that the plugin is switched off
-        return made
-
-    return make
-
-
-def answering(monkeypatch: pytest.MonkeyPatch, answer: Answer) -> list[Subject]:
-    """Answers for the process; the subjects that it was asked about."""
-    asked: list[Subject] = []
-    monkeypatch.setattr(selftest, "ask", lambda subject: asked.append(subject) or answer)
-    return asked
 
 
 @pytest.mark.parametrize(("given", "wanted"), [({}, True), ({"async_scheduling": False}, False)])
@@ -92,71 +66,57 @@ def test_a_gpu_that_fails_is_left_to_vllm(gpu_config: Any, lines: list[str], mon
                      "capability 7.5, at least 8.0 is served"]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        (needs("compilation_config", "cudagraph_mode", CUDAGraphMode.FULL), "cudagraph_mode FULL: "),
-        (needs("parallel_config", "enable_dbo", True), "--enable-dbo: "),
-        (needs("offload_config", "prefetch", PrefetchOffloadConfig(offload_group_size=8)), "--offload-group-size: "),
-        (needs("model_config", "enable_sleep_mode", True), "--enable-sleep-mode: "),
-        (needs("observability_config", "jit_monitor_mode", "error"), "--jit-monitor-mode error: "),
-        (needs("parallel_config", "worker_cls", "some.other.Worker"), "--worker-cls some.other.Worker: "),
-    ],
-)
-def test_what_a_gpu_does_not_serve(change: Any, named: str, gpu_config: Any) -> None:
-    config = gpu_config()
-    assert unsupported.unsupported_reasons(config) == []
-    change(config)
-    (reason,) = unsupported.unsupported_reasons(config)
-    assert reason.startswith(named)
-
-
-@pytest.mark.parametrize(("name", "value"), [("VLLM_USE_NCCL_SYMM_MEM", "1"), ("VLLM_LOG_BATCHSIZE_INTERVAL", "60")])
-def test_variables_that_captures_do_not_bear(
-    name: str, value: str, gpu_config: Any, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("reasons", [[], ["device Tesla T4: compute capability 7.5, at least 8.0 is served"]])
+def test_processes_that_a_launcher_starts_do_not_ask_again(
+    reasons: list[str], gpu_config: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = gpu_config(tensor_parallel_size=4)
-    assert unsupported.unsupported_reasons(config) == []
-    monkeypatch.setenv(name, value)
-    (reason,) = unsupported.unsupported_reasons(config)
-    assert reason.startswith(f"{name}: ")
+    """An API server of several makes the configuration too, while the engines measure the free memory."""
+    asked = answering(monkeypatch, Answer(reasons, []))
+    launchers, servers, workers = (gpu_config() for _ in range(3))
+    support.choose_worker(launchers)
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    for config in (servers, workers):
+        support.choose_worker(config)
+        assert plugin_config.is_served(config.speculative_config) is not bool(reasons)
+    assert len(asked) == 1
 
 
 @pytest.mark.parametrize("mode", list(CUDAGraphMode))
 @pytest.mark.parametrize("inductor", [False, True])
 @pytest.mark.parametrize("splitting", [None, []])
 @pytest.mark.parametrize("fuses", [False, True])
-def test_what_vllm_makes_full_later_is_left_to_it(
-    fuses: bool, splitting: list[str] | None, inductor: bool, mode: CUDAGraphMode, gpu_config: Any
+def test_what_vllm_makes_full_is_taken_back(
+    fuses: bool,
+    splitting: list[str] | None,
+    inductor: bool,
+    mode: CUDAGraphMode,
+    gpu_config: Any,
+    lines: list[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It decides after it has asked the platform; then the start would end where the caches are made."""
-    config = gpu_config()
-    compilation = config.compilation_config
-    compilation.mode, compilation.cudagraph_mode, compilation.splitting_ops = (
-        CompilationMode.VLLM_COMPILE, mode, splitting
-    )  # fmt: skip
-    compilation.pass_config.fuse_attn_quant, compilation.use_inductor_graph_partition = fuses, inductor
-    reasons = unsupported.unsupported_reasons(config)
-    compilation.set_splitting_ops_for_v1(all2all_backend="")
-    assert bool(reasons) is (compilation.cudagraph_mode.mixed_mode() == CUDAGraphMode.FULL)
-    if mode.mixed_mode() != CUDAGraphMode.FULL:
-        flag = "fuse_attn_quant" if fuses and not inductor else r"splitting_ops []"
-        assert [reason.partition(": ")[0] for reason in reasons] == [f"--compilation-config {flag}"] * len(reasons)
-    compilation.mode, compilation.cudagraph_mode = CompilationMode.NONE, CUDAGraphMode.PIECEWISE
-    assert unsupported.unsupported_reasons(config) == []
-
-
-def test_linear_layers_with_prefix_caching_are_left_to_vllm(gpu_config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its own drafts have both on a GPU; a CPU's server would run without prefix caching."""
-    config = gpu_config()
-    monkeypatch.setattr(type(config.model_config), "is_hybrid", True)
-    monkeypatch.setattr(unsupported, "GATED_DELTA_NETS", ("LlamaForCausalLM",))
-    assert config.cache_config.enable_prefix_caching
-    (reason,) = unsupported.unsupported_reasons(config)
-    assert reason.startswith("target LlamaForCausalLM with prefix caching: ")
-    assert reason.endswith("; --no-enable-prefix-caching is served")
-    config.cache_config.enable_prefix_caching = False
-    assert unsupported.unsupported_reasons(config) == []
+    answering(monkeypatch, Answer([], []))
+    config, served = gpu_config(), gpu_config()
+    for made in (config, served):
+        compilation = made.compilation_config
+        compilation.mode, compilation.cudagraph_mode, compilation.splitting_ops = (
+            CompilationMode.VLLM_COMPILE, mode, splitting
+        )  # fmt: skip
+        compilation.pass_config.fuse_attn_quant, compilation.use_inductor_graph_partition = fuses, inductor
+    support.choose_worker(served)
+    assert plugin_config.is_served(served.speculative_config)
+    for made in (config, served):
+        made.compilation_config.set_splitting_ops_for_v1(all2all_backend="")
+    stock, compilation = config.compilation_config, served.compilation_config
+    assert compilation.cudagraph_mode.mixed_mode() != CUDAGraphMode.FULL
+    is_fused = fuses and not inductor
+    if stock.cudagraph_mode.mixed_mode() == CUDAGraphMode.FULL:
+        (line,) = [line for line in lines if "taken back" in line]
+        assert ("fuse_attn_quant" in line, "cudagraph_mode FULL" in line) == (is_fused, mode == CUDAGraphMode.FULL)
+        assert compilation.splitting_ops_contain_attention()  # so that graphs are left where there is no FULL
+    elif not is_fused:
+        assert stock.splitting_ops == compilation.splitting_ops  # the control: all else stays
+    assert compilation.pass_config.fuse_attn_quant is (fuses and inductor)
 
 
 @pytest.mark.parametrize("change", ["compilation", "graphs"])
@@ -231,23 +191,7 @@ def test_a_record_belongs_to_the_variables_and_libraries_that_were_tested(
     assert len({*found, record_of(config)}) == 4
 
 
-def test_weights_that_the_gpu_reads_from_the_host_are_served(gpu_config: Any) -> None:
-    """vLLM ignores the groups where the backend is the other one."""
-    config = gpu_config()
-    needs("offload_config", "prefetch", PrefetchOffloadConfig(offload_group_size=8))(config)
-    needs("offload_config", "offload_backend", "uva")(config)
-    assert unsupported.unsupported_reasons(config) == []
-
-
-@pytest.mark.parametrize("name", ["VLLM_BATCH_INVARIANT", "VLLM_USE_BREAKABLE_CUDAGRAPH"])
-def test_what_a_gpu_does_not_serve_by_variable(name: str, gpu_config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = gpu_config()
-    monkeypatch.setenv(name, "1")
-    (reason,) = unsupported.unsupported_reasons(config)
-    assert reason.startswith(f"{name}: ")
-
-
-@pytest.mark.parametrize("mode", ["NONE", "PIECEWISE", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"])
+@pytest.mark.parametrize("mode", ["NONE", "PIECEWISE", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE", "FULL"])
 def test_modes_of_graphs_that_leave_attention_out(mode: str, gpu_config: Any) -> None:
     """vLLM makes PIECEWISE or NONE of them, since our backend is in no graph."""
     config = gpu_config()

@@ -12,6 +12,7 @@ from dflash_models import tiny_dflash
 from head_edits import config as edit
 from head_edits import drop
 from vllm.config import VllmConfig
+from vllm.model_executor.models import registry
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm_configs import configure, needs
@@ -114,6 +115,18 @@ def test_alibi(
     made.model_config.hf_text_config.update({} if alibi is None else {"alibi": alibi})
     reason = f"target {name}: attention with ALiBi is not served"
     assert unsupported_reasons(made) == ([reason] if is_left else [])
+
+
+@pytest.mark.parametrize("name", unsupported.OWN_ATTENTION)
+def test_targets_with_attention_of_their_own(
+    name: str, target: Path, head: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert name in registry._VLLM_MODELS
+    monkeypatch.setenv("EAGLE_PLUGIN", "0")
+    made = configure(target, head)
+    needs("model_config", "model_arch_config", replace(made.model_config.model_arch_config, architectures=[name]))(made)
+    (reason,) = unsupported_reasons(made)
+    assert reason.startswith(f"target {name}: its layers have attention of their own")
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from wild_layouts import LAYOUTS
 
 from eagle_plugin.heads.description import read_head
 from eagle_plugin.heads.files import HeadError
-from eagle_plugin.heads.vllm_classes import EAGLE, EAGLE3, QWEN3, SERVED, class_config, class_name
+from eagle_plugin.heads.vllm_classes import EAGLE, EAGLE3, MISTRAL, QWEN3, SERVED, class_config, class_name
 
 # What vLLM loads and the plugin does not, with the reason.
 LOADED = {
@@ -50,6 +50,7 @@ def test_the_names_of_vllms_classes() -> None:
     from vllm.model_executor.models import registry
 
     known = {name: place for name, place in registry._SPECULATIVE_DECODING_MODELS.items()}
+    assert [known[name] for name in MISTRAL] == [("mistral_eagle", "EagleMistralForCausalLM")]
     assert {known[name] for name in EAGLE} == {("llama_eagle", "EagleLlamaForCausalLM")}
     for module, names in (("llama_eagle3", EAGLE3), ("qwen3_eagle3", QWEN3)):
         assert {name for name, (found, _) in known.items() if found == module} == set(names)
