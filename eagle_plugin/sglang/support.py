@@ -22,7 +22,7 @@ from eagle_plugin.sglang.adapters import unsupported_adapters
 from eagle_plugin.sglang.block_flags import asked_algorithm
 from eagle_plugin.sglang.block_support import refuse_on_a_cpu, unsupported_block_drafters, worker_class
 from eagle_plugin.sglang.caches import cache_dtypes, unsupported_cache
-from eagle_plugin.sglang.draft_classes import HEAD_ARCHITECTURES
+from eagle_plugin.sglang.draft_classes import unsupported_draft_class, unsupported_prediction_layers
 from eagle_plugin.sglang.flag_support import unsupported_flags
 from eagle_plugin.sglang.parallel_support import unsupported_models_beside
 from eagle_plugin.sglang.ranks import rank_logger
@@ -30,6 +30,10 @@ from eagle_plugin.sglang.synthetic import SETTING
 
 logger = logging.getLogger("eagle_plugin")
 
+NO_DRAFT = (
+    "no draft head: --speculative-draft-model-path names none, and config.json of the target counts no prediction layers "
+    "(num_nextn_predict_layers)"
+)
 # Targets with linear layers that our worker computes.
 GATED_DELTA_NETS = ("Qwen3NextForCausalLM", "Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration")
 
@@ -39,8 +43,8 @@ def unsupported_models(target_runner: Any, draft_architecture: str) -> list[str]
     name = target_runner.model_config.hf_config.architectures[0]
     reasons = unsupported_config(target_runner.model_config)
     is_block = draft_architecture in ARCHITECTURES.values() and target_runner.spec_algorithm.is_dflash()
-    if not is_block and draft_architecture not in HEAD_ARCHITECTURES:
-        reasons.append(f"draft head {draft_architecture}: not one of {', '.join(HEAD_ARCHITECTURES)}")
+    if not is_block:
+        reasons += unsupported_draft_class(draft_architecture)
     if type(target_runner.sampler).__name__ != "Sampler":
         reasons.append(f"sampler {type(target_runner.sampler).__name__}: only SGLang's own sampler is served")
     reasons += _unsupported_attention(target_runner.model, name)
@@ -195,10 +199,13 @@ def unsupported_settings(server_args: Any, target_runner: Any) -> list[str]:
         reasons.append(left)
     draft_config = target_runner.spec_aux_config.draft_model_config
     reasons += unsupported_cache(target_runner)
+    if draft_config is None:
+        return [*reasons, *unsupported_config(target_runner.model_config), NO_DRAFT]
     reasons += unsupported_models(target_runner, draft_config.hf_config.architectures[0])
     reasons += unsupported_windows(target_runner, arguments)
     reasons += unsupported_states(target_runner, arguments)
     reasons += unsupported_adapters(target_runner)
+    reasons += unsupported_prediction_layers(arguments, draft_config)
     reasons += unsupported_models_beside(arguments, target_runner, draft_config)
     reasons += unsupported_block_drafters(arguments, server_args, target_runner)
     return reasons
