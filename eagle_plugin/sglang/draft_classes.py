@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import os
 import re
 import textwrap
 from functools import cache
@@ -20,8 +21,6 @@ PREDICTION_LAYERS = {
     "Qwen3_5MoeForConditionalGeneration": "Qwen3_5ForCausalLMMTP",
     "Qwen3MoeForCausalLM": "Qwen3MoeForCausalLMMTP",
     "Glm4MoeForCausalLM": "Glm4MoeForCausalLMNextN",
-    "ExaoneMoEForCausalLM": "ExaoneMoEForCausalLMMTP",
-    "ExaoneMoeForCausalLM": "ExaoneMoEForCausalLMMTP",
 }
 # Heads that SGLang loads with classes of its own, by a part of the class's name.
 _DRAFT_CLASS = re.compile(r"Eagle|NextN|MTP|Assistant|DSpark|Draft")
@@ -30,6 +29,12 @@ _DRAFT_CLASS = re.compile(r"Eagle|NextN|MTP|Assistant|DSpark|Draft")
 def is_prediction_layer(architecture: str) -> bool:
     """Whether this class of a draft model is a prediction layer of a target's own that our worker serves."""
     return architecture in PREDICTION_LAYERS.values()
+
+
+def drafts_by_own_layer(arguments: Any) -> bool:
+    """Whether SGLang looks for what drafts in the target's own files; arguments: of the server, resolved."""
+    target, head = arguments.model_path, arguments.speculative_draft_model_path
+    return head is None or os.path.realpath(head) == os.path.realpath(target)
 
 
 def unsupported_draft_class(architecture: str) -> list[str]:

@@ -160,7 +160,7 @@ def worker_factory(algorithm: str, engine_worker: type) -> Callable[..., Any]:
             if reasons:
                 log.warning(engine_serves(algorithm, "SGLang", reasons))
                 return
-            head = server_args.speculative_draft_model_path
+            head = None if worker.draft_worker.is_own_layer else server_args.speculative_draft_model_path
             watch = RejectionWatch(server_args.model_path, head, log)
             # By name: the worker gets its policy later.
             metrics.count_rounds(worker.shape, watch, lambda: worker.shapes, log)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import broken_verifier
+import httpx
 import pytest
 from cache_slots import check_aborted_requests
 from family_draws import check_distribution
-from mtp_models import mimo_target
-from serving import GRAPHS, OVERLAP, accept_length, generate_all, responses, serving, tiny_spec
+from family_models import sampling_settings
+from mtp_models import mimo_target, predicting_target
+from real_torchvision import link_torchvision
+from serving import OVERLAP, SYNCHRONOUS, accept_length, generate_all, responses, serving, tiny_spec
 from word_prompts import make_prompts
 
 from eagle_plugin.bench.servers import Server
@@ -24,10 +28,30 @@ SHAPE = (3, 8, 32)
 TOKENS = 64
 
 
+WARM = ("--skip-server-warmup",)
+# As in test_families.py and test_multimodal.py.
+HYBRID = {"EAGLE_POLICY": "random", "SGLANG_MAMBA_CONV_DTYPE": "float32"}
+PICTURES = (*WARM, "--enable-multimodal", "--max-mamba-cache-size", "64")
+FAMILIES: dict[str, tuple[dict[str, str], tuple[str, ...]]] = {
+    "mimo": (OVERLAP, WARM),
+    "qwen3_next": (HYBRID, WARM),
+    "qwen3_5": (HYBRID, PICTURES),
+    "qwen3_5_moe": (HYBRID, PICTURES),
+    "glm4_moe": (OVERLAP, WARM),
+    "qwen3_moe": (OVERLAP, WARM),
+}
+ALWAYS = ("mimo",)
+
+
 class Servers(NamedTuple):
+    family: str
     plain: Server
     plugin: Server
     folder: Path  # where the plugin's verifier can be broken (broken_verifier.py)
+
+
+def make_target(folder: Path, family: str) -> Path:
+    return mimo_target(folder) if family == "mimo" else predicting_target(folder, family)
 
 
 def drafting(target: Path, shape: tuple[int, int, int] = SHAPE, **settings: Any) -> ServerSpec:
@@ -35,15 +59,24 @@ def drafting(target: Path, shape: tuple[int, int, int] = SHAPE, **settings: Any)
     return tiny_spec(target, None, shape, **{"mode": "plugin", "algorithm": "NEXTN"} | settings)
 
 
-@pytest.fixture(scope="module", params=[OVERLAP, pytest.param(GRAPHS, marks=pytest.mark.matrix)], ids=["", "graphs"])
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=() if name in ALWAYS else pytest.mark.matrix) for name in FAMILIES],
+)
 def servers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
-    folder = tmp_path_factory.mktemp("mimo")
-    target = mimo_target(folder / "target")
-    environment = request.param | broken_verifier.install(folder / "plugins")
-    flags = ("--skip-server-warmup", "--chunked-prefill-size", "64")
-    specs = [tiny_spec(target), drafting(target, environment=environment, extra_flags=flags)]
-    with serving(specs, folder / "logs") as (plain, plugin):
-        yield Servers(plain, plugin, folder / "plugins")
+    family = request.param
+    folder = tmp_path_factory.mktemp(family)
+    target = make_target(folder / "target", family)
+    shared, flags = FAMILIES[family]
+    environment = shared | broken_verifier.install(folder / "plugins")
+    chunks = ("--chunked-prefill-size", "64")
+    specs = [
+        tiny_spec(target, environment=shared, extra_flags=flags),
+        drafting(target, environment=environment, extra_flags=(*flags, *chunks)),
+    ]
+    modules = link_torchvision(folder / "torchvision") if "--enable-multimodal" in flags else ""
+    with serving(specs, folder / "logs", first_path=modules) as (plain, plugin):
+        yield Servers(family, plain, plugin, folder / "plugins")
 
 
 def test_greedy_text_equals_plain_decoding(servers: Servers) -> None:
@@ -58,10 +91,41 @@ def test_greedy_text_equals_plain_decoding(servers: Servers) -> None:
 
 def test_sampled_text_has_the_distribution_of_plain_decoding(servers: Servers) -> None:
     """The control: a verifier that takes every temperature for 1."""
-    check_distribution(servers.plain, servers.plugin, servers.folder, [{"temperature": 1.0}, {"temperature": 0.5}])
+    check_distribution(servers.plain, servers.plugin, servers.folder, sampling_settings(servers.family))
 
 
 def test_no_slot_leaks_over_requests_with_aborts(servers: Servers) -> None:
     prompts = make_prompts(25)
     expected = responses(generate_all(servers.plain, prompts, 12, at_once=8))
     check_aborted_requests(servers.plugin, prompts, expected, 12, times=2)
+
+
+def rounds(server: Server, prompts: list[str]) -> tuple[list[str], list[int]]:
+    """Texts, and how many tokens and rounds each took."""
+    answers = generate_all(server, prompts, TOKENS, at_once=4)
+    return responses(answers), [answer["meta_info"]["spec_verify_ct"] for answer in answers]
+
+
+def test_a_chain_is_drafted_as_by_sglangs_own_worker(tmp_path: Path) -> None:
+    """Then every answer takes as many rounds: the layer has read the same tokens, states and keys."""
+    target = mimo_target(tmp_path / "target", noise=0.3)
+    chain = drafting(target, (4, 1, 5), environment=SYNCHRONOUS)
+    with serving([chain, replace(chain, mode="builtin")], tmp_path / "logs") as (plugin, builtin):
+        prompts = make_prompts(16)
+        ours = rounds(plugin, prompts)
+        assert ours == rounds(builtin, prompts)
+        assert len(set(ours[1])) > 4, "all answers take as many rounds: equality would prove little"
+
+
+@pytest.mark.matrix
+def test_new_weights_of_the_target_bring_the_layer_along(tmp_path: Path) -> None:
+    one, other = (mimo_target(tmp_path / str(seed), seed=seed) for seed in (11, 12))
+    with serving([drafting(one, environment=SYNCHRONOUS)], tmp_path / "logs") as (server,):
+        before = accept_length(generate_all(server, make_prompts(8), TOKENS, at_once=4))
+        body = {"model_path": str(other)}
+        answer = httpx.post(f"{server.url}/update_weights_from_disk", json=body, timeout=120, trust_env=False)
+        assert answer.status_code == 200
+        answers = generate_all(server, make_prompts(8), TOKENS, at_once=4)
+        assert accept_length(answers) > (1 + before) / 2
+    with serving([tiny_spec(other)], tmp_path / "plain") as (plain,):
+        assert responses(answers) == responses(generate_all(plain, make_prompts(8), TOKENS, at_once=4))
