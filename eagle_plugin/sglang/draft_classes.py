@@ -58,8 +58,8 @@ def unsupported_prediction_layers(arguments: Any, draft_config: Any) -> list[str
     reasons, layers = [], draft_config.num_nextn_predict_layers or 1
     if arguments.speculative_algorithm != "EAGLE":
         reasons.append(
-            f"prediction layer {name} with --speculative-algorithm {arguments.speculative_algorithm}: it reads the last "
-            "state of the target, which EAGLE and NEXTN give it"
+            f"prediction layer {name} with --speculative-algorithm {arguments.speculative_algorithm}: it reads the "
+            "last state of the target, which EAGLE and NEXTN give it"
         )
     if layers > 1:
         reasons.append(f"prediction layer {name}: {layers} layers, of which each drafts one level; one is served")

@@ -31,8 +31,8 @@ from eagle_plugin.sglang.synthetic import SETTING
 logger = logging.getLogger("eagle_plugin")
 
 NO_DRAFT = (
-    "no draft head: --speculative-draft-model-path names none, and config.json of the target counts no prediction layers "
-    "(num_nextn_predict_layers)"
+    "no draft head: --speculative-draft-model-path names none, and config.json of the target counts no prediction "
+    "layers (num_nextn_predict_layers)"
 )
 # Targets with linear layers that our worker computes.
 GATED_DELTA_NETS = ("Qwen3NextForCausalLM", "Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration")

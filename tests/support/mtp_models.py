@@ -1,7 +1,8 @@
 """Targets that bring a prediction layer (MTP, NextN) along, made by hand: of MiMo's class, and of larger families.
 
-MiMo's next token depends on the current one and, a little, on all before it (`bigram_models`). The prediction layer sees
-the current token's embedding, noise of its own, and what its attention adds: its drafts are near, and nowhere equal.
+MiMo's next token depends on the current one and, a little, on all before it (`bigram_models`). The prediction layer
+sees the current token's embedding, noise of its own, and what its attention adds: its drafts are near, and nowhere
+equal.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ GEMMA_NORMS = ("qwen3_next", "qwen3_5", "qwen3_5_moe")  # whose norms multiply b
 def predicting_target(folder: Path, family: str, seed: int = 0) -> Path:
     """Write a tiny random target of a family that says few tokens (`family_models`), with a prediction layer.
 
-    The layer has the weights of a layer of the target with ordinary attention, behind a random projection.
+    The layer has the weights of a layer of the target with ordinary attention, after a random projection.
     """
     if family in FAMILIES:
         _write_family(folder, family, seed)

@@ -15,7 +15,7 @@ from family_draws import check_distribution
 from family_models import sampling_settings
 from mtp_models import mimo_target, predicting_target
 from real_torchvision import link_torchvision
-from serving import OVERLAP, SYNCHRONOUS, accept_length, generate_all, responses, serving, tiny_spec
+from serving import GRAPHS, OVERLAP, SYNCHRONOUS, accept_length, generate_all, responses, serving, tiny_spec
 from word_prompts import make_prompts
 
 from eagle_plugin.bench.servers import Server
@@ -34,6 +34,7 @@ HYBRID = {"EAGLE_POLICY": "random", "SGLANG_MAMBA_CONV_DTYPE": "float32"}
 PICTURES = (*WARM, "--enable-multimodal", "--max-mamba-cache-size", "64")
 FAMILIES: dict[str, tuple[dict[str, str], tuple[str, ...]]] = {
     "mimo": (OVERLAP, WARM),
+    "mimo, captured": (GRAPHS, WARM),
     "qwen3_next": (HYBRID, WARM),
     "qwen3_5": (HYBRID, PICTURES),
     "qwen3_5_moe": (HYBRID, PICTURES),
@@ -51,7 +52,7 @@ class Servers(NamedTuple):
 
 
 def make_target(folder: Path, family: str) -> Path:
-    return mimo_target(folder) if family == "mimo" else predicting_target(folder, family)
+    return mimo_target(folder) if family.startswith("mimo") else predicting_target(folder, family)
 
 
 def drafting(target: Path, shape: tuple[int, int, int] = SHAPE, **settings: Any) -> ServerSpec:
@@ -65,7 +66,7 @@ def drafting(target: Path, shape: tuple[int, int, int] = SHAPE, **settings: Any)
 )
 def servers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
     family = request.param
-    folder = tmp_path_factory.mktemp(family)
+    folder = tmp_path_factory.mktemp(family.split(",")[0])
     target = make_target(folder / "target", family)
     shared, flags = FAMILIES[family]
     environment = shared | broken_verifier.install(folder / "plugins")
@@ -129,3 +130,12 @@ def test_new_weights_of_the_target_bring_the_layer_along(tmp_path: Path) -> None
         assert accept_length(answers) > (1 + before) / 2
     with serving([tiny_spec(other)], tmp_path / "plain") as (plain,):
         assert responses(answers) == responses(generate_all(plain, make_prompts(8), TOKENS, at_once=4))
+
+
+@pytest.mark.matrix
+def test_int8_copies_of_the_layer_draft_as_well(tmp_path: Path) -> None:
+    target = mimo_target(tmp_path / "target")
+    specs = [drafting(target, environment=SYNCHRONOUS, dtype=dtype) for dtype in ("float32", "bfloat16")]
+    with serving(specs, tmp_path / "logs") as servers:
+        found = [accept_length(generate_all(server, make_prompts(16), TOKENS, at_once=4)) for server in servers]
+    assert found[1] == pytest.approx(found[0], abs=0.3) and found[1] > 1.5
