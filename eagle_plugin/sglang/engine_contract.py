@@ -190,7 +190,7 @@ CONTRACT: Contract = {
     "sglang.srt.configs.model_config": {"is_minimax_sparse": "config"},
     "sglang.srt.configs.model_config.ModelConfig": {
         "_config_draft_model": "self",
-        **attributes("attention_arch model_is_mrope is_multimodal image_token_id"),
+        **attributes("attention_arch model_is_mrope is_multimodal image_token_id num_nextn_predict_layers"),
     },
     "sglang.srt.models.llama_eagle3.LlamaForCausalLMEagle3": {
         "__init__": "self ...",

@@ -26,7 +26,8 @@ def mimo_target(path: str | Path, *, wrong: float = 0.4, noise: float = 0.05, se
 
     wrong: noise in what the layer takes the newest token for; noise: of its attention and MLP.
     """
-    path = bigram_target(path, vocab=HEADS * HEAD_DIM, noise=0.02, seed=seed)  # Qwen2 knows no other size of a head
+    size = HEADS * HEAD_DIM  # Qwen2 knows no other size of a head
+    path = bigram_target(path, layers=3, vocab=size, noise=0.05, seed=seed)
     c = read_config(path)
     c |= {"architectures": ["MiMoForCausalLM"], "model_type": "qwen2", "num_nextn_predict_layers": 1}
     write_config(path, **c)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import broken_verifier
+import host_waits
 import httpx
 import pytest
 from cache_slots import check_aborted_requests
-from family_draws import check_distribution
+from family_draws import check_distribution, check_draws
 from family_models import sampling_settings
 from mtp_models import mimo_target, predicting_target
 from real_torchvision import link_torchvision
@@ -34,7 +36,7 @@ HYBRID = {"EAGLE_POLICY": "random", "SGLANG_MAMBA_CONV_DTYPE": "float32"}
 PICTURES = (*WARM, "--enable-multimodal", "--max-mamba-cache-size", "64")
 FAMILIES: dict[str, tuple[dict[str, str], tuple[str, ...]]] = {
     "mimo": (OVERLAP, WARM),
-    "mimo, captured": (GRAPHS, WARM),
+    "mimo, captured": (GRAPHS | {"EAGLE_SELFTEST": "1"}, WARM),  # a difference would leave it to SGLang's own worker
     "qwen3_next": (HYBRID, WARM),
     "qwen3_5": (HYBRID, PICTURES),
     "qwen3_5_moe": (HYBRID, PICTURES),
@@ -42,6 +44,7 @@ FAMILIES: dict[str, tuple[dict[str, str], tuple[str, ...]]] = {
     "qwen3_moe": (OVERLAP, WARM),
 }
 ALWAYS = ("mimo",)
+TWO_RANKS = {"SGLANG_CPU_OMP_THREADS_BIND": "0|0"}  # as in test_tensor_parallel.py
 
 
 class Servers(NamedTuple):
@@ -91,8 +94,12 @@ def test_greedy_text_equals_plain_decoding(servers: Servers) -> None:
 
 
 def test_sampled_text_has_the_distribution_of_plain_decoding(servers: Servers) -> None:
-    """The control: a verifier that takes every temperature for 1."""
-    check_distribution(servers.plain, servers.plugin, servers.folder, sampling_settings(servers.family))
+    """The control: a verifier that takes every temperature for 1; what is captured does not see it."""
+    settings = sampling_settings(servers.family)
+    if servers.family.endswith("captured"):
+        check_draws(servers.plain, servers.plugin, settings)
+    else:
+        check_distribution(servers.plain, servers.plugin, servers.folder, settings)
 
 
 def test_no_slot_leaks_over_requests_with_aborts(servers: Servers) -> None:
@@ -116,6 +123,29 @@ def test_a_chain_is_drafted_as_by_sglangs_own_worker(tmp_path: Path) -> None:
         ours = rounds(plugin, prompts)
         assert ours == rounds(builtin, prompts)
         assert len(set(ours[1])) > 4, "all answers take as many rounds: equality would prove little"
+
+
+@pytest.mark.matrix
+def test_no_round_waits_for_the_device(tmp_path: Path) -> None:
+    """As in test_host_waits.py, which has the control."""
+    environment = host_waits.install(tmp_path / "waits") | OVERLAP
+    with serving([drafting(mimo_target(tmp_path / "target"), environment=environment)], tmp_path / "logs") as (server,):
+        for temperature in (0, 1):
+            generate_all(server, make_prompts(8), TOKENS, at_once=4, temperature=temperature)
+    report = json.loads(Path(environment["EAGLE_TEST_WAITS"]).read_text())
+    assert report["rounds"]["greedy"] >= 10 and report["rounds"]["sampled"] >= 10
+    assert report["findings"] == {}
+
+
+@pytest.mark.matrix
+def test_two_ranks_say_what_one_says(tmp_path: Path) -> None:
+    target = predicting_target(tmp_path / "target", "glm4_moe")
+    two = drafting(target, environment=OVERLAP | TWO_RANKS, extra_flags=(*WARM, "--tp-size", "2"))
+    with serving([tiny_spec(target), two], tmp_path / "logs") as (plain, plugin):
+        prompts = make_prompts(8)
+        answers = generate_all(plugin, prompts, TOKENS, at_once=4)
+        assert responses(answers) == responses(generate_all(plain, prompts, TOKENS, at_once=4))
+        assert accept_length(answers) > 1.1
 
 
 @pytest.mark.matrix
