@@ -40,7 +40,7 @@ CONTRACT: Contract = {
         "draft": "",
         "_draft_extend_for_prefill": "self batch target_hidden_states next_token_ids ...",
         "_rebuild_topk1_chain_buffers": "self",
-        **attributes("draft_runner hot_token_id target_worker topk"),
+        **attributes("draft_runner hot_token_id target_worker topk device"),
     },
     "sglang.srt.managers.tp_worker.TpModelWorker": {
         "init_cuda_graphs": "self capture_decode_cuda_graph",

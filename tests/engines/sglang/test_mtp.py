@@ -103,7 +103,7 @@ def test_sampled_text_has_the_distribution_of_plain_decoding(servers: Servers) -
 
 
 def test_no_slot_leaks_over_requests_with_aborts(servers: Servers) -> None:
-    prompts = make_prompts(25)
+    prompts = make_prompts(12)
     expected = responses(generate_all(servers.plain, prompts, 12, at_once=8))
     check_aborted_requests(servers.plugin, prompts, expected, 12, times=2)
 
@@ -119,7 +119,7 @@ def test_a_chain_is_drafted_as_by_sglangs_own_worker(tmp_path: Path) -> None:
     target = mimo_target(tmp_path / "target", noise=0.3)
     chain = drafting(target, (4, 1, 5), environment=SYNCHRONOUS)
     with serving([chain, replace(chain, mode="builtin")], tmp_path / "logs") as (plugin, builtin):
-        prompts = make_prompts(16)
+        prompts = make_prompts(12)
         ours = rounds(plugin, prompts)
         assert ours == rounds(builtin, prompts)
         assert len(set(ours[1])) > 4, "all answers take as many rounds: equality would prove little"
