@@ -30,10 +30,6 @@ from eagle_plugin.sglang.synthetic import SETTING
 
 logger = logging.getLogger("eagle_plugin")
 
-NO_DRAFT = (
-    "no draft head: --speculative-draft-model-path names none, and config.json of the target counts no prediction "
-    "layers (num_nextn_predict_layers)"
-)
 # Targets with linear layers that our worker computes.
 GATED_DELTA_NETS = ("Qwen3NextForCausalLM", "Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration")
 
@@ -198,9 +194,9 @@ def unsupported_settings(server_args: Any, target_runner: Any) -> list[str]:
     if left := os.environ.get(LEFT):  # of the launcher's check
         reasons.append(left)
     draft_config = target_runner.spec_aux_config.draft_model_config
-    reasons += unsupported_cache(target_runner)
     if draft_config is None:
-        return [*reasons, *unsupported_config(target_runner.model_config), NO_DRAFT]
+        return [*reasons, "--speculative-draft-model-path is not given, and SGLang finds no draft layers in the target"]
+    reasons += unsupported_cache(target_runner)
     reasons += unsupported_models(target_runner, draft_config.hf_config.architectures[0])
     reasons += unsupported_windows(target_runner, arguments)
     reasons += unsupported_states(target_runner, arguments)

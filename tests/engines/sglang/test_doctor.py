@@ -19,7 +19,6 @@ from eagle_plugin.core.shape import Shape
 from eagle_plugin.policy.shapes import CPU_SHAPE
 from eagle_plugin.runtime.startup import engine_serves, plugin_serves
 from eagle_plugin.runtime.verdict import Verdict
-from eagle_plugin.sglang.support import NO_DRAFT
 
 pytestmark = pytest.mark.slow  # SGLang is imported
 
@@ -104,7 +103,8 @@ def check_prediction_layers(found: dict[str, Verdict], serves: dict[str, str]) -
         assert memory["the prediction layer's keys and values"].bytes == 4096 * 2 * 5 * 64 * 4
     assert serves.pop("several layers") == serves.pop("no layer") == "engine"
     assert found["several layers"].reasons[0].startswith("prediction layer MiMoMTP: 2 layers, of which each drafts one")
-    assert found["no layer"].reasons == [NO_DRAFT]
+    (missing,) = found["no layer"].reasons
+    assert missing.startswith("--speculative-draft-model-path is not given, and SGLang finds no draft layers")
 
 
 def test_a_plugin_that_is_not_let_in(commands: dict[str, list[str]]) -> None:
