@@ -37,7 +37,6 @@ def command(spec: ServerSpec, port: int) -> list[str]:
         "--max-running-requests": spec.max_running_requests,
         "--mem-fraction-static": _memory_fraction(spec),
     }
-    flags = {flag: value for flag, value in flags.items() if value is not None}
     if spec.mode != "plain":
         flags |= {
             "--speculative-algorithm": spec.speculation,
@@ -48,7 +47,7 @@ def command(spec: ServerSpec, port: int) -> list[str]:
         }
         if spec.shape.topk > 1 and _is_chained(spec):
             flags["--attention-backend"] = "triton"  # with the one that SGLang would choose it ends
-    args = [arg for flag, value in flags.items() for arg in (flag, str(value))]
+    args = [arg for flag, value in flags.items() if value is not None for arg in (flag, str(value))]
     # Without --sleep-on-idle an idle SGLang scheduler keeps one core busy.
     return [str(spec.python), "-m", "sglang.launch_server", *args, "--sleep-on-idle", *spec.extra_flags]
 

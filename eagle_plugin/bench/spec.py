@@ -32,7 +32,9 @@ class ServerSpec:
     head: Path | None = None
     shape: Shape = CPU_SHAPE
     engine: EngineName = "sglang"
-    algorithm: str | None = None  # SGLang's name of the speculation; None: that of the head, see `speculation`
+    # SGLang's name of the speculation; None: that of the head, see `speculation`. With a name and no head the target
+    # drafts by layers of its own.
+    algorithm: str | None = None
     device: str = "cpu"
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     threads: int | None = None  # OpenMP threads; None: the engine and the caller's environment decide
@@ -48,7 +50,7 @@ class ServerSpec:
     name: str = ""  # what tells two servers with the same engine, mode and dtype apart
 
     def __post_init__(self) -> None:
-        if self.mode != "plain" and self.head is None:
+        if self.mode != "plain" and self.head is None and self.algorithm is None:
             raise ValueError(f"mode {self.mode!r} needs a draft head, found none; give its folder with --head")
         fault = self.shape.fault()
         if self.engine == "vllm" and self.shape.steps >= self.shape.width:

@@ -26,7 +26,7 @@ class Launch(NamedTuple):
     """What the engine has made of the flags, as far as memory depends on it."""
 
     target: str
-    head: str
+    head: str | None  # None: a prediction layer of the target drafts
     device: str  # cpu or cuda
     dtype: str  # of the models, torch's name
     cache_bytes: int  # per number of the caches of keys and values
@@ -39,6 +39,9 @@ class Launch(NamedTuple):
 def costs_of(launch: Launch) -> list[Cost]:
     """What the head takes whoever serves it, and what the plugin's trees take beside it."""
     number = {"float32": 4}.get(launch.dtype, 2)
+    if launch.head is None:
+        found = [Cost("the prediction layer's weights", None, "they are among those of the target"), _cache(launch)]
+        return found + ([_logits(launch)] if launch.caps else [])
     tensors = _tensors(launch.head)
     if tensors is None:
         where = f"{launch.head} is not a folder with safetensors on this disk"
@@ -70,7 +73,13 @@ def _int8(launch: Launch, tensors: Iterable[StoredTensor]) -> list[Cost]:
 
 def _cache(launch: Launch) -> Cost:
     what = "the head's keys and values"
-    head, target = _values_per_token(_config_of_head(launch.head)), _values_per_token(_config_of(launch.target))
+    config = _config_of(launch.target)
+    target = _values_per_token(config)
+    if launch.head is None:  # a layer of ordinary attention, of the target's sizes
+        what = "the prediction layer's keys and values"
+        head = _values_of_layers(config, 1)
+    else:
+        head = _values_per_token(_config_of_head(launch.head))
     if head is None:
         return Cost(what, None, "its config.json does not say the sizes")
     per_token = head * launch.cache_bytes
@@ -113,9 +122,14 @@ def _values_per_token(config: Mapping[str, Any]) -> int | None:
     """Numbers of keys and values per token of a model with this config.json; None where it is not known."""
     if any(config.get(key) for key in OTHER_CACHES):
         return None
+    return _values_of_layers(config, config.get("num_hidden_layers"))
+
+
+def _values_of_layers(config: Mapping[str, Any], layers: Any) -> int | None:
+    """The same of so many layers with ordinary attention."""
     try:
         heads = int(config.get("num_key_value_heads") or config["num_attention_heads"])
         width = int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
-        return 2 * int(config["num_hidden_layers"]) * heads * width
+        return 2 * int(layers) * heads * width
     except (KeyError, TypeError, ValueError, ZeroDivisionError):
         return None

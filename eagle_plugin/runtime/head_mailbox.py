@@ -105,11 +105,12 @@ class HeadMailbox:
 
 
 def open_mailbox(
-    served: Served, exchange: Exchange, logger: logging.Logger, *, rank: int = 0, ranks: int = 1
+    served: Served, exchange: Exchange, logger: logging.Logger, *, rank: int = 0, ranks: int = 1, refuses: str = ""
 ) -> HeadMailbox | None:
     """The mailbox of the folder of ``EAGLE_DEPLOY``; None without one, and in all ranks but the first.
 
-    Several ranks would have to exchange their parts before the same round: refused.
+    Several ranks would have to exchange their parts before the same round: refused. refuses: another reason why no head
+    can take the place of the served one.
 
     Raises:
         MailboxError: the folder is not there, or others may write into it.
@@ -117,7 +118,9 @@ def open_mailbox(
     named = os.environ.get(FOLDER, "")
     if not named or rank:
         return None
-    return HeadMailbox(Path(named).absolute(), served, exchange, logger, refuses=SEVERAL_RANKS if ranks > 1 else "")
+    return HeadMailbox(
+        Path(named).absolute(), served, exchange, logger, refuses=refuses or (SEVERAL_RANKS if ranks > 1 else "")
+    )
 
 
 def check_folder() -> None:

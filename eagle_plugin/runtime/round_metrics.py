@@ -120,8 +120,8 @@ class RejectionWatch:
     rightly with any drafts.
     """
 
-    def __init__(self, target: str, head: str, logger: logging.Logger) -> None:
-        """target and head as the user named them."""
+    def __init__(self, target: str, head: str | None, logger: logging.Logger) -> None:
+        """target and head as the user named them; head None: a prediction layer of the target drafts."""
         self._target, self._head, self._logger = target, head, logger
         self._in_a_row = 0
         self._warned = False
@@ -133,6 +133,15 @@ class RejectionWatch:
         self._in_a_row = rejected_in_a_row(self._in_a_row, kept)
         if self._in_a_row >= REJECTED_ROUNDS:
             self._warned = True
+            if self._head is None:
+                self._logger.warning(
+                    "eagle-plugin: the target rejected every draft of %d rounds in a row, so that drafting only costs "
+                    "time: the weights of the prediction layer in %s are damaged, missing or of another training of "
+                    "the target; compare them with those of its publisher, or start without --speculative-algorithm",
+                    self._in_a_row,
+                    self._target,
+                )
+                return
             self._logger.warning(
                 "eagle-plugin: the target rejected every draft of %d rounds in a row, so that drafting only costs "
                 "time: the head %s is damaged or was trained for another target than %s; likely causes in their order: "

@@ -28,6 +28,7 @@ from eagle_plugin.runtime.verdict import (
     without_prefix,
 )
 from eagle_plugin.sglang import version
+from eagle_plugin.sglang.draft_classes import drafts_by_own_layer
 
 ALGORITHMS = ("EAGLE", "EAGLE3", ALGORITHM)
 CPU_PACKAGE = "eagle_sglang_cpu"
@@ -55,6 +56,8 @@ class PlannedRunner:
         draft = ModelConfig.from_server_args(
             server_args, model_path=arguments.speculative_draft_model_path, is_draft_model=True
         )
+        if arguments.speculative_draft_model_path is None and draft.num_nextn_predict_layers is None:
+            draft = None  # as where the target is loaded
         self.spec_aux_config = SimpleNamespace(draft_model_config=draft)
         self.spec_algorithm = SpeculativeAlgorithm.from_string(arguments.speculative_algorithm)
         self.attention_chunk_size = config.attention_chunk_size
@@ -184,7 +187,7 @@ def open_points(arguments: Any, runner: PlannedRunner) -> list[str]:
 def _launch(arguments: Any, runner: PlannedRunner, caps: Shape | None) -> Launch:
     return Launch(
         target=arguments.model_path,
-        head=arguments.speculative_draft_model_path,
+        head=None if drafts_by_own_layer(arguments) else arguments.speculative_draft_model_path,
         device=runner.device,
         dtype=str(runner.dtype).removeprefix("torch."),
         cache_bytes=runner.kv_cache_dtype.itemsize,

@@ -26,6 +26,7 @@ from eagle_plugin.runtime.parallel_levels import HeadLevels
 from eagle_plugin.runtime.round import Drafts, HeadState, LevelRows, LevelSource, TopM, TreeRows, draft, top_m_of
 from eagle_plugin.sglang.attention import TreeAttention
 from eagle_plugin.sglang.batch import RoundBatch
+from eagle_plugin.sglang.draft_classes import is_prediction_layer
 from eagle_plugin.sglang.draft_weights import use_int8_weights
 from eagle_plugin.sglang.eagle3_model import mask_of
 from eagle_plugin.sglang.forward import TreeForward
@@ -61,6 +62,11 @@ class TreeDrafter(EagleDraftWorker):
     levels = HeadLevels()
     lookups: Lookups | None = None  # where branches are looked up
 
+    def init_lm_head(self) -> None:
+        """Share the target's embedding and output layer, as the engine does it."""
+        with _no_gpu_awaited() if self.device == "cpu" else contextlib.nullcontext():
+            super().init_lm_head()
+
     def init_attention_backend(self) -> None:
         """Wrap the head's attention backend and round its weights; the engine's per-branch backends are not built."""
         self.tree_attention = TreeAttention(self.draft_runner.attn_backend)
@@ -89,6 +95,11 @@ class TreeDrafter(EagleDraftWorker):
     def _draft_vocabulary(self) -> int:
         mapped = self.hot_token_id
         return int(self.draft_runner.model_config.vocab_size if mapped is None else len(mapped))
+
+    @property
+    def is_own_layer(self) -> bool:
+        """Whether a prediction layer of the target drafts, which is among the target's own tensors."""
+        return is_prediction_layer(self.draft_runner.model_config.hf_config.architectures[0])
 
     def relayed(self, info: Any) -> DraftState:
         """What the engine has carried from the round before, in one of `carried` or of a prefill."""
@@ -188,6 +199,18 @@ class TreeDrafter(EagleDraftWorker):
             speculative_moe_a2a_backend_context(),
         ):
             yield
+
+
+@contextlib.contextmanager
+def _no_gpu_awaited() -> Iterator[None]:
+    """Where there is no GPU: SGLang's classes for most prediction layers wait for one after they have shared weights,
+    and end the start (docs/upstream.md)."""
+    original = torch.cuda.synchronize
+    torch.cuda.synchronize = lambda device=None: None
+    try:
+        yield
+    finally:
+        torch.cuda.synchronize = original
 
 
 def no_tokens(count: int, device: torch.device | str) -> TopM:

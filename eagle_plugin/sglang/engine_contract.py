@@ -41,7 +41,7 @@ CONTRACT: Contract = {
         "draft": "",
         "_draft_extend_for_prefill": "self batch target_hidden_states next_token_ids ...",
         "_rebuild_topk1_chain_buffers": "self",
-        **attributes("draft_runner hot_token_id target_worker topk"),
+        **attributes("draft_runner hot_token_id target_worker topk device"),
     },
     "sglang.srt.managers.tp_worker.TpModelWorker": {
         "init_cuda_graphs": "self capture_decode_cuda_graph",
@@ -191,7 +191,7 @@ CONTRACT: Contract = {
     "sglang.srt.configs.model_config": {"is_minimax_sparse": "config"},
     "sglang.srt.configs.model_config.ModelConfig": {
         "_config_draft_model": "self",
-        **attributes("attention_arch model_is_mrope is_multimodal image_token_id"),
+        **attributes("attention_arch model_is_mrope is_multimodal image_token_id num_nextn_predict_layers"),
     },
     "sglang.srt.models.llama_eagle3.LlamaForCausalLMEagle3": {
         "__init__": "self ...",

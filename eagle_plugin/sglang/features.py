@@ -175,7 +175,7 @@ def _worker_features(worker: Any, last: LastStates | None) -> WorkerFeatures | N
     served = ServedTarget.of(args.model_path, args.revision, args.tokenizer_path, args.chat_template).located()
     text = config.hf_text_config
     aux: tuple[int, ...] = ()
-    if args.speculative_algorithm != "EAGLE":
+    if worker.speculative_algorithm.is_eagle3():
         head, architecture = worker._draft_worker.draft_runner.model_config, config.hf_config.architectures[0]
         folder = Path(args.speculative_draft_model_path)
         aux = captured_layers(architecture, int(text.num_hidden_layers), head.hf_config.to_dict(), folder)

@@ -23,18 +23,20 @@ from eagle_plugin.runtime.head_mailbox import HeadMailbox, open_mailbox
 from eagle_plugin.sglang.draft_weights import int8_weights, use_int8_weights
 from eagle_plugin.sglang.eagle3_model import Eagle3Head
 
+OWN_LAYER = "it drafts by a prediction layer of its target, which has no files of its own"
+
 
 def mailbox_of(worker: Any) -> HeadMailbox | None:
     """Where this rank of a server is told of other heads; None where it is not, or with a block drafter."""
     if worker.draft_worker.levels.block is not None:
         return None
     arguments, parallel = worker.server_args, get_parallel()
-    served = Served(
-        "sglang", arguments.model_path, arguments.speculative_draft_model_path, arguments.speculative_algorithm
-    )
+    target, head = arguments.model_path, arguments.speculative_draft_model_path
+    served = Served("sglang", target, head or target, arguments.speculative_algorithm)
     ranks, log = parallel.tp_size * arguments.dp_size, logging.getLogger("eagle_plugin")
     rank = parallel.tp_rank + parallel.tp_size * (parallel.dp_rank or 0)
-    return open_mailbox(served, partial(exchange_head, worker), log, rank=rank, ranks=ranks)
+    refuses = OWN_LAYER if worker.draft_worker.is_own_layer else ""
+    return open_mailbox(served, partial(exchange_head, worker), log, rank=rank, ranks=ranks, refuses=refuses)
 
 
 def exchange_head(worker: Any, head: Path) -> None:

@@ -121,7 +121,8 @@ def _add_middleware(server_args: Any, argv: Any) -> Any:
     if os.environ.get(STORE):
         from eagle_plugin.runtime.collect_start import NO_HEAD, check_collecting
 
-        check_collecting([] if server_args.speculative_algorithm in ALGORITHMS else [NO_HEAD])
+        asked = str(server_args.speculative_algorithm).upper()  # NEXTN is another name of EAGLE
+        check_collecting([] if asked in (*ALGORITHMS, "NEXTN") else [NO_HEAD])
     add_requests_middleware(server_args)
     return server_args
 

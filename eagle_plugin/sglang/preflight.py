@@ -27,7 +27,12 @@ from eagle_plugin.sglang.adapters import CAPTURED
 from eagle_plugin.sglang.block_flags import resolve_on_cpu
 from eagle_plugin.sglang.block_support import GPUS_ONLY, unsupported_block_flags
 from eagle_plugin.sglang.caches import NAMES, unsupported_cache_variables
-from eagle_plugin.sglang.draft_classes import HEAD_ARCHITECTURES, has_own_draft_class
+from eagle_plugin.sglang.draft_classes import (
+    HEAD_ARCHITECTURES,
+    PREDICTION_LAYERS,
+    drafts_by_own_layer,
+    has_own_draft_class,
+)
 from eagle_plugin.sglang.flag_support import unsupported_flags
 from eagle_plugin.sglang.synthetic import synthetic_rates
 from eagle_plugin.sglang.target_configs import unsupported_config
@@ -176,24 +181,29 @@ def can_have_trees(server_args: Any, arguments: Any, backends: Sequence[str | No
     from sglang.srt.arg_groups.model_override_base import model_config_of
     from sglang.srt.configs.hybrid_arch import mambaish_config
 
-    if arguments.enable_multi_layer_eagle or unsupported_cache_variables("cuda") or not _is_head(arguments):
+    if arguments.enable_multi_layer_eagle or unsupported_cache_variables("cuda"):
         return False
     if (arguments.enable_lora or arguments.lora_paths) and arguments.lora_backend != CAPTURED:
         return False
     if page_size not in (1, None) or any(name not in _TREE_BACKENDS for name in backends):
         return False
     config = model_config_of(server_args)
+    if not _is_head(arguments, config.hf_config.architectures[0]):
+        return False
     caches = (arguments.kv_cache_dtype, arguments.speculative_draft_kv_cache_dtype)
     if not may_serve_here([config.head_dim], [NAMES[name] for name in caches if name in NAMES]):
         return False
     return not unsupported_config(config) and mambaish_config(config) is None
 
 
-def _is_head(arguments: Any) -> bool:
-    """Whether our worker can draft by this head: a folder is looked at, a name on a model hub only by its algorithm."""
+def _is_head(arguments: Any, target: str) -> bool:
+    """Whether our worker can draft by this head: a folder is looked at, a name on a model hub only by its algorithm.
+
+    target: the class that the target's config.json names, which says it of layers of the target's own.
+    """
     head = arguments.speculative_draft_model_path
-    if head is None or os.path.realpath(head) == os.path.realpath(arguments.model_path):
-        return False  # layers of the target's own
+    if drafts_by_own_layer(arguments):
+        return bool(arguments.speculative_algorithm == "EAGLE") and target in PREDICTION_LAYERS
     if not Path(head).is_dir():
         return bool(arguments.speculative_algorithm == "EAGLE3")
     try:

@@ -22,7 +22,7 @@ from eagle_plugin.sglang.adapters import unsupported_adapters
 from eagle_plugin.sglang.block_flags import asked_algorithm
 from eagle_plugin.sglang.block_support import refuse_on_a_cpu, unsupported_block_drafters, worker_class
 from eagle_plugin.sglang.caches import cache_dtypes, unsupported_cache
-from eagle_plugin.sglang.draft_classes import HEAD_ARCHITECTURES
+from eagle_plugin.sglang.draft_classes import unsupported_draft_class, unsupported_prediction_layers
 from eagle_plugin.sglang.flag_support import unsupported_flags
 from eagle_plugin.sglang.parallel_support import unsupported_models_beside
 from eagle_plugin.sglang.ranks import rank_logger
@@ -37,8 +37,8 @@ def unsupported_models(target_runner: Any, draft_architecture: str) -> list[str]
     name = target_runner.model_config.hf_config.architectures[0]
     reasons = unsupported_config(target_runner.model_config)
     is_block = draft_architecture in ARCHITECTURES.values() and target_runner.spec_algorithm.is_dflash()
-    if not is_block and draft_architecture not in HEAD_ARCHITECTURES:
-        reasons.append(f"draft head {draft_architecture}: not one of {', '.join(HEAD_ARCHITECTURES)}")
+    if not is_block:
+        reasons += unsupported_draft_class(draft_architecture)
     if type(target_runner.sampler).__name__ != "Sampler":
         reasons.append(f"sampler {type(target_runner.sampler).__name__}: only SGLang's own sampler is served")
     reasons += _unsupported_attention(target_runner.model, name)
@@ -135,7 +135,7 @@ def worker_factory(algorithm: str, engine_worker: type) -> Callable[..., Any]:
             if reasons:
                 log.warning(engine_serves(algorithm, "SGLang", reasons))
                 return
-            head = server_args.speculative_draft_model_path
+            head = None if worker.draft_worker.is_own_layer else server_args.speculative_draft_model_path
             watch = RejectionWatch(server_args.model_path, head, log)
             # By name: the worker gets its policy later.
             metrics.count_rounds(worker.shape, watch, lambda: worker.shapes, log)
@@ -182,6 +182,7 @@ def unsupported_settings(server_args: Any, target_runner: Any) -> list[str]:
     reasons += unsupported_chunks(target_runner)
     reasons += unsupported_states(target_runner, arguments)
     reasons += unsupported_adapters(target_runner)
+    reasons += unsupported_prediction_layers(arguments, draft_config)
     reasons += unsupported_models_beside(arguments, target_runner, draft_config)
     reasons += unsupported_block_drafters(arguments, server_args, target_runner)
     return reasons

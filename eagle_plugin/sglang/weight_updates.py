@@ -2,7 +2,8 @@
 
 An update of SGLang is for the target and the draft model at once unless it says otherwise. The loader of a head dies of
 the target's tensors, and the scheduler with it (docs/upstream.md). An update that names the draft model goes to the
-head, as SGLang does it.
+head, as SGLang does it. A prediction layer is among the target's tensors: there an update is for both, as SGLang does
+it.
 """
 
 from __future__ import annotations
@@ -69,11 +70,12 @@ def take_new_weights(head: nn.Module) -> None:
 
 @contextmanager
 def _chosen_models(manager: Any, request: Any) -> Iterator[None]:
-    """Within this block an update for all models finds no draft worker, as on a server without drafts."""
+    """Within this block an update for all models finds no draft worker, as on a server without drafts, where the head
+    has files of its own."""
     session = getattr(manager, "_session", None)  # the end of a session is for what its begin named
     chosen = getattr(request, "selector", None) or (session.selector if session else "all")
     worker = manager.draft_worker
-    if chosen == "all":
+    if chosen == "all" and not worker.draft_worker.is_own_layer:
         manager.draft_worker = None
     try:
         yield

@@ -122,6 +122,8 @@ def test_several_ranks_refuse(folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
     ask(folder, "/heads/new")
     box.look()
     assert not taken and "several ranks" in read(folder, ANSWER)["error"]
+    assert open_mailbox(SERVES, taken.append, LOGGER, refuses="a layer of its own") is not None
+    assert read(folder, SERVER)["refuses"] == "a layer of its own"
     assert open_mailbox(SERVES, taken.append, LOGGER) is not None and read(folder, SERVER)["refuses"] == ""
     monkeypatch.delenv(FOLDER)
     assert open_mailbox(SERVES, taken.append, LOGGER) is None

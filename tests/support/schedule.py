@@ -42,6 +42,7 @@ SECONDS = {
     "traffic/test_servers.py": 64,
     "kernels/test_triton_interpreter.py": 63,
     "engines/sglang/test_tensor_parallel.py": 52,
+    "engines/sglang/test_mtp.py": 52,
     "test_group[requests]": 51,
     "deploy/test_package.py": 51,
     "engines/sglang/test_real.py": 50,

@@ -186,6 +186,15 @@ FAULTS = (
         ),
     ),
     Fault(
+        "sglang-prediction-cpu",
+        "a server that drafts by a prediction layer of its target does not start on a machine without a GPU",
+        (
+            Line("sglang/srt/models/qwen3_moe_mtp.py", 90, "torch.cuda.synchronize()"),
+            Line("sglang/srt/models/qwen3_next.py", 1121, "torch.cuda.synchronize()"),
+            Line("sglang/srt/models/glm4_moe.py", 1259, "torch.cuda.synchronize()"),
+        ),
+    ),
+    Fault(
         "sglang-llama4-cpu",
         "Llama 4 does not run on a CPU without AMX",
         (

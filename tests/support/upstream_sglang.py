@@ -16,6 +16,7 @@ from typing import Any
 
 import bigram_models
 import httpx
+import mtp_models
 import stop_requests
 import tiny_models
 import tiny_targets
@@ -301,6 +302,15 @@ def crashes(folder: Path, target: Path, *flags: str, part: str, **settings: Any)
     return gone and bool(reason)
 
 
+def prediction_cpu(folder: Path) -> bool:
+    """The same small target with and without drafts by its prediction layer."""
+    target = mtp_models.predicting_target(folder / "target", "qwen3_moe")
+    with stock(folder, target):
+        say("without drafts: the server starts", "yes")
+    drafts = ("--speculative-algorithm", "NEXTN")
+    return crashes(folder, target, *drafts, part="Torch not compiled with CUDA enabled")
+
+
 REPRODUCTIONS: dict[str, Reproduction] = {
     "sglang-token-id": token_id,
     "sglang-weight-update": weight_update,
@@ -311,6 +321,7 @@ REPRODUCTIONS: dict[str, Reproduction] = {
     "sglang-stops-drafts": stops_drafts,
     "sglang-logit-processor": logit_processor,
     "sglang-lora-pinning": lora_pinning,
+    "sglang-prediction-cpu": prediction_cpu,
     "sglang-llama4-cpu": llama4_cpu,
     "sglang-llama4-text": llama4_text,
 }

@@ -42,10 +42,11 @@ def chosen(monkeypatch: pytest.MonkeyPatch, head: Path) -> Chooser:
         attention: str = "MHA",
         has_states: bool = False,
         head_dim: int = 128,
+        target: str = "LlamaForCausalLM",
         **flags: object,
     ) -> tuple[int, int, int]:
         config = SimpleNamespace(
-            hf_config=SimpleNamespace(architectures=["Qwen3MoeForCausalLM"]),
+            hf_config=SimpleNamespace(architectures=[target]),
             attention_arch=AttentionArch[attention],
             is_encoder_decoder=False,
             head_dim=head_dim,
@@ -112,6 +113,15 @@ def test_on_a_gpu_the_chain_of_the_engine_becomes_a_tree(chosen: Chooser) -> Non
 def test_it_stays_where_the_engines_own_worker_will_serve(chosen: Chooser, otherwise: dict[str, object]) -> None:
     """Some of these flags end the engine's start with a tree."""
     assert chosen(CHAIN, device="cuda", **otherwise) == CHAIN
+
+
+@pytest.mark.parametrize("path", [None, "target"])
+def test_a_prediction_layer_of_the_target_gets_trees_where_it_is_served(chosen: Chooser, path: str | None) -> None:
+    own = {"speculative_draft_model_path": path, "speculative_algorithm": "EAGLE", "device": "cuda"}
+    assert chosen(CHAIN, target="MiMoForCausalLM", **own) == GPU_SHAPE
+    assert chosen(CHAIN, target="Step3p5ForCausalLM", **own) == CHAIN
+    assert chosen(CHAIN, target="Qwen3NextForCausalLM", has_states=True, **own) == CHAIN
+    assert chosen(CHAIN, target="MiMoForCausalLM", **own | {"speculative_algorithm": "EAGLE3"}) == CHAIN
 
 
 @pytest.mark.parametrize("name", ["SGLANG_USE_HND_KVCACHE", "SGLANG_ENABLE_POST_CAPTURE_KV_SIZING"])

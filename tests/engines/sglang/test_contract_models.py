@@ -9,6 +9,7 @@ import ast
 import inspect
 import re
 import textwrap
+from types import SimpleNamespace
 
 import pytest
 from engine_signatures import assignments, calls, holds, in_order
@@ -155,3 +156,37 @@ def test_targets_that_bring_their_draft_layers_along():
         assert not draft_classes.has_own_draft_class(name)
     for name in ("Qwen2ForCausalLMEagle", "DeepseekV3ForCausalLMNextN", "Dots3NoteForCausalLM", "MiMoMTP"):
         assert draft_classes.has_own_draft_class(name)
+
+
+@pytest.mark.parametrize("target", draft_classes.PREDICTION_LAYERS)
+def test_prediction_layers_of_targets(target: str):
+    """draft_classes.py: the class that the engine loads for them, and which state it reads and hands on.
+
+    A class that gave the logits processor the state before the last norm would hand that on.
+    """
+    import sys
+
+    from sglang.srt.configs.model_config import ModelConfig
+    from sglang.srt.models.registry import ModelRegistry
+
+    config = SimpleNamespace(
+        is_draft_model=True,
+        speculative_algorithm="EAGLE",
+        hf_config=SimpleNamespace(architectures=[target]),
+        hf_text_config=SimpleNamespace(),
+    )
+    ModelConfig._config_draft_model(config)
+    (name,) = config.hf_config.architectures
+    assert name == draft_classes.PREDICTION_LAYERS[target] and draft_classes.is_prediction_layer(name)
+    assert not draft_classes.unsupported_draft_class(name)
+    for one in (name, target):
+        source = inspect.getsource(sys.modules[ModelRegistry.models[one].__module__])
+        assert "hidden_states_before_norm" not in source
+        assert ("forward_batch.spec_info.hidden_states" in source) == (one == name)
+    assert hasattr(ModelRegistry.models[name], "set_embed_and_head")
+
+
+def test_other_prediction_layers_are_left_to_the_engine():
+    (reason,) = draft_classes.unsupported_draft_class("DeepseekV3ForCausalLMNextN")
+    assert reason.startswith("prediction layer DeepseekV3ForCausalLMNextN: not one of MiMoMTP, ")
+    assert draft_classes.unsupported_draft_class("Other")[0].startswith("draft head Other: not one of Llama")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,14 @@ pytest.importorskip("sglang")
 import dflash_models
 from doctor_verdicts import sglang_flags, sglang_verdicts
 from dspark_models import tiny_dspark
+from mtp_models import mimo_target
+from tiny_checkpoints import read_config, write_config
 from tiny_models import tiny_llama
 
 from eagle_plugin.core.shape import Shape
+from eagle_plugin.policy.shapes import CPU_SHAPE
 from eagle_plugin.runtime.startup import engine_serves, plugin_serves
+from eagle_plugin.runtime.verdict import Verdict
 
 pytestmark = pytest.mark.slow  # SGLang is imported
 
@@ -23,10 +28,18 @@ def commands(tiny_target: Path, tiny_eagle3: Path, tiny_eagle2: Path, tmp_path_f
     other = tiny_llama(tmp_path_factory.mktemp("other"), hidden=96, heads=6, kv_heads=2)
     drafter = dflash_models.tiny_dflash(tmp_path_factory.mktemp("drafter") / "drafter", tiny_target)
     markov = tiny_dspark(tmp_path_factory.mktemp("markov") / "markov", tiny_target)
+    predicting = mimo_target(tmp_path_factory.mktemp("predicting"))
+    several = tmp_path_factory.mktemp("several") / "target"
+    shutil.copytree(predicting, several)
+    write_config(several, **read_config(several) | {"num_nextn_predict_layers": 2})
     shape = ["--speculative-num-steps", "3", "--speculative-eagle-topk", "2", "--speculative-num-draft-tokens", "6"]
     return {
         "served": sglang_flags(tiny_target, tiny_eagle3, "EAGLE3", *shape),
         "eagle2": sglang_flags(tiny_target, tiny_eagle2, "EAGLE"),
+        "prediction layer": sglang_flags(predicting, None, "NEXTN"),
+        "prediction layer by its path": sglang_flags(predicting, predicting, "EAGLE"),
+        "several layers": sglang_flags(several, None, "NEXTN"),
+        "no layer": sglang_flags(tiny_target, None, "NEXTN"),
         "block drafter": sglang_flags(tiny_target, drafter, "DFLASH"),
         "Markov head": sglang_flags(tiny_target, markov, "DSPARK"),
         "flag": sglang_flags(tiny_target, tiny_eagle3, "EAGLE3", "--speculative-accept-threshold-single", "0.9"),
@@ -48,6 +61,7 @@ def test_verdicts(commands: dict[str, list[str]], tiny_eagle3: Path) -> None:
     assert [serves.pop(name) for name in ("served", "eagle2", "block drafter", "Markov head")] == ["plugin"] * 4
     assert found["Markov head"].sentence == plugin_serves("DSPARK", Shape(8, 4, 9), "native")
     assert [serves.pop(name) for name in ("flag", "draft model", "plain")] == ["engine", "engine", "plain"]
+    check_prediction_layers(found, serves)
     assert set(serves.values()) == {"nobody"}
 
     served = found["served"]
@@ -78,6 +92,19 @@ def test_verdicts(commands: dict[str, list[str]], tiny_eagle3: Path) -> None:
         assert message in found[name].sentence and "\n" not in found[name].sentence, found[name]
     (why,) = found["block drafter, flag"].warnings
     assert why.startswith("DFLASH is not served on a CPU: --speculative-accept-threshold-acc 0.9: it changes")
+
+
+def check_prediction_layers(found: dict[str, Verdict], serves: dict[str, str]) -> None:
+    """Of targets that draft by a layer of their own; takes them out of `serves`."""
+    for name in ("prediction layer", "prediction layer by its path"):
+        assert serves.pop(name) == "plugin" and found[name].sentence == plugin_serves("EAGLE", CPU_SHAPE, "native")
+        memory = {cost.what: cost for cost in found[name].memory}
+        assert "among those of the target" in memory["the prediction layer's weights"].note
+        assert memory["the prediction layer's keys and values"].bytes == 4096 * 2 * 5 * 64 * 4
+    assert serves.pop("several layers") == serves.pop("no layer") == "engine"
+    assert found["several layers"].reasons[0].startswith("prediction layer MiMoMTP: 2 layers, of which each drafts one")
+    (missing,) = found["no layer"].reasons
+    assert missing.startswith("--speculative-draft-model-path is not given, and SGLang finds no draft layers")
 
 
 def test_a_plugin_that_is_not_let_in(commands: dict[str, list[str]]) -> None:

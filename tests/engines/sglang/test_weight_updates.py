@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -97,18 +98,24 @@ def test_the_target_is_updated_and_the_head_drafts_on(
     assert "the draft head drafts on" in server.log_text()
 
 
-def test_an_update_of_the_draft_model_goes_to_the_head() -> None:
-    """What the engine's manager would select, by what a request or its session names."""
+@pytest.mark.parametrize("is_own_layer", [False, True])
+def test_an_update_of_the_draft_model_goes_to_the_head(is_own_layer: bool) -> None:
+    """What the engine's manager would select, by what a request or its session names; a prediction layer of the target
+    gets what the target gets."""
+
+    class Worker:
+        draft_worker = SimpleNamespace(is_own_layer=is_own_layer)
 
     class Manager:
-        draft_worker, _session = object(), None
+        draft_worker, _session = Worker(), None
 
     class Request:
         selector = "all"
 
     manager, request = Manager(), Request()
     worker = manager.draft_worker
-    for chosen, seen in (("all", None), ("target", worker), ("draft", worker)):
+    of_all = worker if is_own_layer else None
+    for chosen, seen in (("all", of_all), ("target", worker), ("draft", worker)):
         request.selector = chosen
         assert weight_updates.begin_or_end(lambda m, r: m.draft_worker, manager, request) is seen
         assert manager.draft_worker is worker
@@ -117,7 +124,7 @@ def test_an_update_of_the_draft_model_goes_to_the_head() -> None:
     manager._session = session
     assert weight_updates.begin_or_end(lambda m, r: m.draft_worker, manager, ends) is worker
     session.selector = "all"
-    assert weight_updates.begin_or_end(lambda m, r: m.draft_worker, manager, ends) is None
+    assert weight_updates.begin_or_end(lambda m, r: m.draft_worker, manager, ends) is of_all
 
 
 def test_rounded_copies_follow_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
