@@ -27,6 +27,7 @@ from eagle_plugin.runtime.preflight import can_check, refuse_targets_config
 from eagle_plugin.runtime.startup import engine_serves
 from eagle_plugin.runtime.synthetic import WARNING, source_of
 from eagle_plugin.selftest.subject import Subject
+from eagle_plugin.vllm import mtp_support
 from eagle_plugin.vllm.block_support import levels_of_drafter, plan_as_dflash
 from eagle_plugin.vllm.compile_cache import set_compile_key
 from eagle_plugin.vllm.draft_limits import draft_limits, limits_above
@@ -65,7 +66,7 @@ def choose_worker(vllm_config: Any) -> None:
     Raises OptionError, PolicyModeError and HeadError.
     """
     speculative, parallel = vllm_config.speculative_config, vllm_config.parallel_config
-    if speculative is None or speculative.method not in METHODS:
+    if speculative is None or speculative.method not in mtp_support.METHODS:
         if vllm_config.model_config is not None:
             check_collecting([NO_HEAD])
         return
@@ -75,7 +76,8 @@ def choose_worker(vllm_config: Any) -> None:
         scheduler.async_scheduling = options.async_scheduling
         return
     target, head = vllm_config.model_config.model, speculative.model
-    if can_check(target, head):
+    has_folder = speculative.method != mtp_support.METHOD
+    if has_folder and can_check(target, head):
         refuse_targets_config(target, head)  # vLLM's own drafter cannot serve it either
     if reasons := unsupported_reasons(vllm_config):
         _leave_to_engine(speculative.method, reasons)
@@ -122,7 +124,8 @@ def _read_head(vllm_config: Any, options: Options) -> Drafting:
     on_gpu = vllm_config.device_config.device_type != "cpu"
     shape = options.shape(nodes, trained or PARALLEL_LEVELS if levels.depth_is_free else None, on_gpu)
     warnings: list[str] = []
-    if _can_read(target, head, (speculative.draft_load_config or vllm_config.load_config).load_format):
+    load_format = (speculative.draft_load_config or vllm_config.load_config).load_format
+    if speculative.method != mtp_support.METHOD and _can_read(target, head, load_format):
         warnings = _check_head(target, head, speculative.method, shape.steps)
         if is_block:
             warnings += block_warnings(head, nodes)
