@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import bigram_models
 import torch
+from family_models import VOCAB as FAMILY_VOCAB
+from family_models import WINDOW, let_speak, spoken
 from safetensors import safe_open
-from tiny_checkpoints import Random, decoder_layer, read_config, save, write_config
+from tiny_checkpoints import Random, decoder_layer, read_config, save, write_config, write_tokenizer
 from tiny_models import confused
+from tiny_targets import BASE, draw_weights
 from torch import Tensor
 
 Tensors = dict[str, Tensor]
@@ -46,3 +48,84 @@ def mimo_target(folder: Path, *, wrong: float = 0.2, noise: float = 0.004) -> Pa
     write_config(target, **config)
     save(target, tensors, torch.float32)
     return target
+
+
+# Families with MTP layers alone, by the model_type of transformers: what differs from `tiny_targets.BASE`.
+FAMILIES: dict[str, dict[str, Any]] = {
+    "glm4_moe": {
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "n_shared_experts": 1,
+        "n_group": 1,
+        "topk_group": 1,
+        "first_k_dense_replace": 1,
+        "num_nextn_predict_layers": 1,
+    },
+    "exaone_moe": {
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "num_shared_experts": 1,
+        "sliding_window": WINDOW,
+        "num_nextn_predict_layers": 1,
+    },
+}
+_OF_QWEN = "fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"
+# By the model_type of the text model: where the layer lies ({n}: after the target's last), and its other tensors, the
+# projection first.
+_NAMES: dict[str, tuple[str, str, tuple[str, ...]]] = {
+    "glm4_moe": ("model.layers.{n}", "model.layers.{n}", ("eh_proj", "enorm", "hnorm", "shared_head.norm")),
+    **dict.fromkeys(
+        ("exaone_moe", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), ("mtp.layers.0", "mtp", _OF_QWEN)
+    ),
+}
+
+
+@torch.no_grad()
+def mtp_target(folder: Path, family: str) -> Path:
+    """Write a target of one of FAMILIES, or of MiMo's, with an MTP layer."""
+    if family == "mimo":
+        return mimo_target(folder)
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    printable = write_tokenizer(folder, FAMILY_VOCAB)
+    sizes = {"vocab_size": FAMILY_VOCAB, "head_dim": 32, "max_position_embeddings": 1024}
+    config = AutoConfig.for_model(family, **{**BASE, **FAMILIES[family], **sizes})
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(config).float().eval()
+        draw_weights(model)
+    let_speak(model, family, spoken(printable))
+    model.save_pretrained(folder)
+    return add_mtp_layer(folder, **FAMILIES[family])
+
+
+def add_mtp_layer(target: Path, **keys: Any) -> Path:
+    """Add an MTP layer to the checkpoint of a target of FAMILIES or of Qwen's: a copy of its last layer, under random
+    norms and a random projection, which is right now and then; keys: of its config.json, which transformers drops."""
+    config, tensors = read_config(target) | keys, read_tensors(target)
+    text = config.get("text_config", config)
+    kind, count, width, random = text["model_type"], text["num_hidden_layers"], text["hidden_size"], Random(9)
+    layer, rest, (projection, *norms) = (_formatted(part, count) for part in _NAMES[kind])
+    layers = "model.language_model.layers" if "text_config" in config else "model.layers"
+    last, dense = f"{layers}.{count - 1}.", f"{layers}.0."
+    for name, values in list(tensors.items()):
+        # The experts of ExaOne's are the target's alone: its MTP layer has one MLP.
+        source = dense if kind == "exaone_moe" and ".mlp." in name else last
+        if name.startswith(source):
+            tensors[f"{layer}.{name.removeprefix(source)}"] = values.clone()
+    tensors[f"{rest}.{projection}.weight"] = random.projection(width, 2 * width)
+    for name in norms:
+        tensors[f"{rest}.{name}.weight"] = 1.0 + random.normal(width, std=0.3)
+    if kind.startswith("qwen3_5"):
+        text["mtp_num_hidden_layers"] = 1
+    elif kind == "qwen3_next":
+        config["num_nextn_predict_layers"] = 1
+    write_config(target, **config)
+    save(target, tensors, torch.float32)
+    return target
+
+
+def _formatted(part: Any, count: int) -> Any:
+    return part.format(n=count) if isinstance(part, str) else part
