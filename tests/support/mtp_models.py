@@ -9,7 +9,7 @@ from typing import Any
 import bigram_models
 import torch
 from family_models import VOCAB as FAMILY_VOCAB
-from family_models import WINDOW, let_speak, spoken
+from family_models import WINDOW, family_head, let_speak, spoken
 from safetensors import safe_open
 from tiny_checkpoints import Random, decoder_layer, read_config, save, write_config, write_tokenizer
 from tiny_models import confused
@@ -125,6 +125,11 @@ def add_mtp_layer(target: Path, **keys: Any) -> Path:
     write_config(target, **config)
     save(target, tensors, torch.float32)
     return target
+
+
+def family_drafter(folder: Path, target: Path, kind: str) -> Path:
+    """A head of a kind for such a target, as `family_head`; of the kind "mtp" the target itself, with an MTP layer."""
+    return add_mtp_layer(target) if kind == "mtp" else family_head(folder, target, kind)
 
 
 def _formatted(part: Any, count: int) -> Any:
