@@ -29,7 +29,7 @@ def unserved_layers(vllm_config: Any) -> tuple[tuple[bool, str], ...]:
         ),
         (
             vllm_config.parallel_config.data_parallel_size > 1 and draft.is_moe,
-            f"--data-parallel-size: MTP layers with experts ({name}) exchange tokens with other engines whenever they "
-            "draft, which is not served yet",
+            "--data-parallel-size: it is not served with MTP layers of targets with experts yet, which may exchange "
+            "tokens with other engines whenever they draft",
         ),
     )
