@@ -13,6 +13,7 @@ import mtp_models
 import pytest
 import vllm_greedy
 import vllm_requests
+from multimodal_models import multimodal_target
 from vllm import ModelRegistry
 from vllm.config import ModelConfig
 from vllm.v1.spec_decode.eagle import EagleProposer
@@ -169,3 +170,20 @@ def test_contract() -> None:
         proposer.draft_model_config.hf_config.architectures = [name]
         assert not EagleProposer.model_returns_tuple(proposer)
     assert tuple(MODELS) == mtp_support.SERVED and aux_layers_of(SimpleNamespace(), mtp_support.METHOD) == ()
+
+
+@pytest.mark.matrix
+def test_text_of_a_compiled_engine(tmp_path: Path) -> None:
+    """The last test (test_linear_attention.py says why): a target with positions of three axes, as vLLM compiles it.
+
+    Without drafts vLLM decodes such a target in bfloat16 alone; test_multimodal.py compares its text.
+    """
+    target, prompts = mtp_models.add_mtp_layer(multimodal_target(tmp_path, "qwen3_5")), prompts_of("qwen3_5")
+    options = {"depth": 3, "topk": 8, "nodes": 32, "gpu_memory_utilization": 0.3}
+    with engine(target, target, **options) as llm:
+        expected = generate(llm, prompts)
+    with engine(target, target, **options, enforce_eager=False) as llm:
+        before = rounds(llm)
+        assert generate(llm, prompts) == expected
+        count, tokens = rounds(llm, before)
+        assert tokens / count > 1.2
