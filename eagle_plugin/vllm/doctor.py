@@ -88,7 +88,7 @@ def _explain(verdict: Verdict, config: Any, arguments: list[str]) -> None:
     """Fill in why vLLM's own speculation would serve this ``VllmConfig``."""
     verdict.serves, method = "engine", config.speculative_config.method
     if method not in mtp_support.METHODS:
-        served = ', '.join(mtp_support.METHODS)
+        served = ", ".join(mtp_support.METHODS)
         verdict.sentence = f"method {method}: vLLM's own speculation serves it, the plugin serves {served}"
         return
     if missing := not_loaded("vllm"):

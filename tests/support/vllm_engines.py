@@ -55,7 +55,7 @@ def engine(
     plugin: dict[str, Any] | None = None,
     **options: Any,
 ) -> Iterator[LLM]:
-    """An engine, shut down at the end; without a head it decodes plainly, with the target as its head by its MTP layers.
+    """An engine, shut down at the end; without a head it decodes plainly. The target as head: its own MTP layer.
 
     Trees have at most `nodes` nodes, root included; `chain` leaves a chain of nodes - 1 tokens to vLLM itself. `policy`
     says how their shapes are chosen (``EAGLE_POLICY``). `plugin` holds more options of the plugin, `options` go to vLLM

@@ -93,7 +93,12 @@ def test_replays_self_test_and_costs(tmp_path: Path, monkeypatch: pytest.MonkeyP
         served._step = step
         assert RoundTest(served).run() == []
         timer = RoundTimer(served, served._caps)
-        assert timer.target(2, 3, 16) > 0 and timer.level(2, 2, 16) > 0 and timer.extend(2, 3, 16) > 0 and timer.prompt_token() > 0
+        assert (
+            timer.target(2, 3, 16) > 0
+            and timer.level(2, 2, 16) > 0
+            and timer.extend(2, 3, 16) > 0
+            and timer.prompt_token() > 0
+        )
         with pytest.raises(HeadError, match="cannot take the place of MTP layers"):
             exchange_head(served, target)
 
