@@ -103,6 +103,8 @@ class TreeProposer(TreeDrafting, EagleProposer):
 class LayerProposer(TreeDrafting, EagleProposer):
     """Of a target's own layers for multi-token prediction."""
 
+    uses_mrope: bool
+
     def __init__(self, vllm_config: Any, device: torch.device, runner: Any) -> None:
         """Let the engine warm the layers up, and compile them, with what we give them: tokens, and one position of
         each. Beside a target with images it would give embeddings and positions of three axes."""
