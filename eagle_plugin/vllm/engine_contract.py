@@ -223,7 +223,7 @@ CONTRACT: Contract = {
             "prepare_next_token_ids_padded": "self sampled_token_ids requests gpu_input_batch discard_request_mask",
             **attributes(
                 "_draft_attn_layer_names method model speculative_config vllm_config hidden_size dtype device"
-                " max_num_tokens"
+                " max_num_tokens max_positions supports_mm_inputs uses_mrope positions"
             ),
         },
     ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from eagle_plugin.runtime.engine_contract import Contract, attributes
+from eagle_plugin.runtime.engine_contract import Contract
 
 _MODELS = "vllm.model_executor.models"
 _FORWARD = "self input_ids positions hidden_states intermediate_tensors inputs_embeds ..."
@@ -17,9 +17,4 @@ MODELS = {
     "ExaoneMoeMTP": f"{_MODELS}.exaone_moe_mtp.ExaoneMoeMTP",
 }
 
-MTP_CONTRACT: Contract = {
-    "vllm.v1.spec_decode.llm_base_proposer.SpecDecodeBaseProposer": attributes(
-        "supports_mm_inputs uses_mrope positions max_positions"
-    ),
-    **dict.fromkeys(MODELS.values(), {"forward": _FORWARD, "compute_logits": _LOGITS}),
-}
+MTP_CONTRACT: Contract = dict.fromkeys(MODELS.values(), {"forward": _FORWARD, "compute_logits": _LOGITS})
