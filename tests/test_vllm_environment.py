@@ -36,6 +36,7 @@ ENGINES = {
     "P-EAGLE": ("parallel_drafts", "parallel_heads"),
     "block drafters": ("block_drafters", "block_drafter_lists", "markov_drafters", "trained_blocks"),
     "families": ("families", "quantised"),
+    "MTP layers": ("mtp",),
     "multimodal": ("mla", "multimodal"),
     "linear layers": ("amx", "data_parallel", "linear_attention"),
     "scheduling": ("greedy_scheduling", "head_exchange", "prefix_drafts", "windows", "lora"),

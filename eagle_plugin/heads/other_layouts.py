@@ -31,7 +31,7 @@ PARTS = tuple(
             r"(^|\.)(eh_proj|enorm|hnorm|pre_fc_norm_\w+)\.|^mtp[._]",
             "a layer for multi-token prediction",
             "MTP heads",
-            "both engines have methods of their own for such layers, and serve them without the plugin",
+            'the engines draft with such layers of a target by methods of their own (vLLM: "method": "mtp")',
         ),
         (
             r"\.(kv_a_proj_with_mqa|kv_b_proj|q_a_proj|q_b_proj)\.",

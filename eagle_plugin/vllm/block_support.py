@@ -16,6 +16,7 @@ from eagle_plugin.heads.block_config import (
 )
 from eagle_plugin.heads.target_config import groups_by_kind
 from eagle_plugin.heads.vllm_classes import SERVED
+from eagle_plugin.vllm import mtp_support
 from eagle_plugin.vllm.kv_connectors import connector_flag, planned_transfer
 
 FULL = "full_attention"
@@ -62,6 +63,8 @@ def _unserved_class(vllm_config: Any) -> tuple[tuple[bool, str], ...]:
     """Heads of other classes, and block drafters where they are not served."""
     model, draft = vllm_config.model_config, vllm_config.speculative_config.draft_model_config
     method = vllm_config.speculative_config.method
+    if method == mtp_support.METHOD:
+        return mtp_support.unserved_layers(vllm_config)
     if method not in METHODS:
         return ((draft.architecture not in SERVED, f"draft head {draft.architecture}: not one of {', '.join(SERVED)}"),)
     name = model.architectures[0]

@@ -23,7 +23,7 @@ from eagle_plugin.runtime.verdict import (
     parsing,
     without_prefix,
 )
-from eagle_plugin.vllm import version
+from eagle_plugin.vllm import mtp_support, version
 from eagle_plugin.vllm.cache_dtypes import FLOAT8
 
 LOGGER = "vllm.eagle_plugin"
@@ -87,8 +87,9 @@ def configuration_of(arguments: list[str]) -> Any:
 def _explain(verdict: Verdict, config: Any, arguments: list[str]) -> None:
     """Fill in why vLLM's own speculation would serve this ``VllmConfig``."""
     verdict.serves, method = "engine", config.speculative_config.method
-    if method not in METHODS:
-        verdict.sentence = f"method {method}: vLLM's own speculation serves it, the plugin serves {', '.join(METHODS)}"
+    if method not in mtp_support.METHODS:
+        served = ", ".join(mtp_support.METHODS)
+        verdict.sentence = f"method {method}: vLLM's own speculation serves it, the plugin serves {served}"
         return
     if missing := not_loaded("vllm"):
         verdict.sentence, change = missing

@@ -60,10 +60,15 @@ def use_int8_output(head: Any) -> None:
     layer = head.lm_head
     if type(own_method(layer)) is not UnquantizedEmbeddingMethod:
         return
-    if head.logits_processor.head_dtype not in (None, layer.weight.dtype):
+    processor = getattr(head, "logits_processor", None) or head.model.logits_processor  # MTP layers have it inside
+    if processor.head_dtype not in (None, layer.weight.dtype):
         layer.quant_method = own_method(layer)
     elif layer.weight.is_cpu and native_kernel() is not None:
         packed = int8_copy(layer.weight.data)
         if packed is not None:
             head.lm_head = copy.copy(layer)
             head.lm_head.quant_method = Int8Method(packed, layer.quant_method)
+            # Some MTP layers have the same output layer under a name of their own.
+            for module in list(head.modules()):
+                if getattr(module, "head", None) is layer:
+                    module.head = head.lm_head

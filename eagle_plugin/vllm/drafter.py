@@ -13,6 +13,7 @@ from vllm.v1.spec_decode.eagle import EagleProposer
 from vllm.v1.worker.dp_utils import skip_dp_coordination
 
 from eagle_plugin.heads.block_config import METHOD
+from eagle_plugin.vllm import mtp_support
 from eagle_plugin.vllm.block_drafts import BlockForwards
 from eagle_plugin.vllm.head_forwards import HeadForwards
 
@@ -99,11 +100,26 @@ class TreeProposer(TreeDrafting, EagleProposer):
     """Of EAGLE heads, those with masked rows included."""
 
 
+class LayerProposer(TreeDrafting, EagleProposer):
+    """Of a target's own layers for multi-token prediction."""
+
+    uses_mrope: bool
+
+    def __init__(self, vllm_config: Any, device: torch.device, runner: Any) -> None:
+        """Let the engine warm the layers up, and compile them, with what we give them: tokens, and one position of
+        each. Beside a target with images it would give embeddings and positions of three axes."""
+        super().__init__(vllm_config, device, runner)
+        self.supports_mm_inputs = False
+        if self.uses_mrope:
+            self.uses_mrope = False
+            self.positions = torch.zeros(self.max_positions, dtype=torch.int64, device=device)
+
+
 class BlockProposer(BlockForwards, TreeDrafting, DFlashProposer):
     """Of block drafters: for one of DSpark vLLM has no proposer (`block_support.plan_as_dflash`)."""
 
 
 def proposer_of(vllm_config: Any, device: torch.device, runner: Any) -> TreeDrafting:
     """The proposer of a served configuration."""
-    of_blocks = vllm_config.speculative_config.method == METHOD
-    return (BlockProposer if of_blocks else TreeProposer)(vllm_config, device, runner)
+    kinds = {METHOD: BlockProposer, mtp_support.METHOD: LayerProposer}
+    return kinds.get(vllm_config.speculative_config.method, TreeProposer)(vllm_config, device, runner)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from eagle_plugin.runtime.engine_contract import Contract, attributes
 from eagle_plugin.vllm.attention_contract import ATTENTION_CONTRACT
+from eagle_plugin.vllm.mtp_contract import MTP_CONTRACT
 from eagle_plugin.vllm.v2_contract import V2_CONTRACT
 
 _SCHEDULER = "vllm.v1.core.sched.scheduler.Scheduler"
@@ -15,6 +16,7 @@ _PROPOSERS = "vllm.v1.spec_decode.eagle.EagleProposer", "vllm.v1.spec_decode.dfl
 CONTRACT: Contract = {
     **V2_CONTRACT,
     **ATTENTION_CONTRACT,
+    **MTP_CONTRACT,
     # Hooks of plugin.py.
     "vllm.platforms.cpu.CpuPlatform": {"check_and_update_config": "cls vllm_config"},
     "vllm.sampling_params.SamplingParams": {
@@ -222,7 +224,7 @@ CONTRACT: Contract = {
             "prepare_next_token_ids_padded": "self sampled_token_ids requests gpu_input_batch discard_request_mask",
             **attributes(
                 "_draft_attn_layer_names method model speculative_config vllm_config hidden_size dtype device"
-                " max_num_tokens"
+                " max_num_tokens max_positions supports_mm_inputs uses_mrope positions"
             ),
         },
     ),

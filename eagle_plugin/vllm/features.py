@@ -18,6 +18,7 @@ from eagle_plugin.runtime.accept import last_tokens
 from eagle_plugin.runtime.host_to_device import to_device
 from eagle_plugin.runtime.request_features import asked_features
 from eagle_plugin.traffic.served import ServedTarget
+from eagle_plugin.vllm import mtp_support
 from eagle_plugin.vllm.plugin_config import plugin_config
 from eagle_plugin.vllm.policy_reports import counts_of
 from eagle_plugin.vllm.step_state import StepState
@@ -128,7 +129,7 @@ def with_facts(settings: CollectSettings, vllm_config: Any, aux_layers: tuple[in
 
 def aux_layers_of(model: Any, method: str) -> tuple[int, ...]:
     """The layers whose input a target gives beside its last states, in the order of their columns."""
-    if method == "eagle":
+    if method in ("eagle", mtp_support.METHOD):
         return ()
     found = (getattr(module, "aux_hidden_state_layers", ()) for module in model.modules())
     return next(tuple(layers) for layers in found if layers)

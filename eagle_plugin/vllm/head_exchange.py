@@ -15,6 +15,7 @@ from eagle_plugin.heads.files import HeadError
 from eagle_plugin.heads.same_form import check_same_form
 from eagle_plugin.heads.vllm_rules import check_head
 from eagle_plugin.runtime.head_mailbox import HeadMailbox, open_mailbox
+from eagle_plugin.vllm import mtp_support
 from eagle_plugin.vllm.backend import tree_attention
 from eagle_plugin.vllm.plugin_config import plugin_config
 
@@ -51,6 +52,10 @@ def exchange_head(runner: Any, head: Path) -> None:
     if config.speculative_config.method == METHOD:
         raise HeadError(
             f"{head} cannot take the place of a block drafter that is served, start the server again with it"
+        )
+    if config.speculative_config.method == mtp_support.METHOD:
+        raise HeadError(
+            f"{head} cannot take the place of MTP layers, which are the target's own; start the server again with it"
         )
     draft = config.speculative_config.draft_model_config
     check_head(config.model_config.model, head, config.speculative_config.method)

@@ -143,7 +143,7 @@ class HeadForwards:
     """The forwards of a head that one of vLLM's classes has loaded; a subclass of both gives the attributes."""
 
     model: Any
-    method: str  # eagle or eagle3
+    method: str  # of --speculative-config
     vllm_config: Any
     speculative_config: Any
     device: torch.device
@@ -171,7 +171,7 @@ class HeadForwards:
         Raises:
             StartRefused: the map names a token twice; vLLM's own worker cannot take over any more.
         """
-        for name, module in list(self.model.named_modules()):
+        for name, module in list(self.model.named_modules(remove_duplicate=False)):
             # A layer shared with a target that serves LoRA would select adapters by the target's rows.
             if isinstance(module, BaseLayerWithLoRA):
                 parent, _, own_name = name.rpartition(".")
@@ -289,7 +289,8 @@ class HeadForwards:
         per_layer = dict.fromkeys(self._draft_attn_layer_names, metadata)
         alone = tokens_of_engines(self.vllm_config.parallel_config, len(tokens))
         with set_forward_context(per_layer, self.vllm_config, num_tokens=len(tokens), num_tokens_across_dp=alone):
-            return self.model(input_ids=tokens, positions=positions, hidden_states=hidden, inputs_embeds=None)
+            found = self.model(input_ids=tokens, positions=positions, hidden_states=hidden, inputs_embeds=None)
+        return found if isinstance(found, tuple) else (found, found)  # MTP layers give one state for both
 
     def _logits(self, normed: Tensor) -> Tensor:
         """The head's logits [r, draft vocabulary] after the rows whose normed states [r, H] these are."""

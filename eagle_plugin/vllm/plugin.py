@@ -1,4 +1,4 @@
-"""Entry point ``vllm.general_plugins``: our worker serves the methods eagle and eagle3.
+"""Entry point ``vllm.general_plugins``: our worker serves the methods of `mtp_support.METHODS`.
 
 vLLM calls :func:`register` in every process that it starts, sometimes twice. What serves is decided once, when the
 launcher has the whole configuration; the other processes get the decision with the configuration.

@@ -7,6 +7,7 @@ from typing import Any
 
 from eagle_plugin.common.errors import UserError
 from eagle_plugin.heads.block_config import METHODS
+from eagle_plugin.vllm import mtp_support
 
 SETTING = "EAGLE_VLLM_RUNNER"
 RUNNERS = ("v1", "v2")
@@ -35,7 +36,7 @@ def unserved_by_v2(vllm_config: Any) -> list[str]:
     shares_experts = vllm_config.parallel_config.data_parallel_size > 1 and model.is_moe
     checks = (
         (shares_experts, f"--data-parallel-size with target {model.architectures[0]}"),
-        ((method := vllm_config.speculative_config.method) in METHODS, f"method {method}"),
+        ((method := vllm_config.speculative_config.method) in (*METHODS, mtp_support.METHOD), f"method {method}"),
     )
     return [what for found, what in checks if found]
 

@@ -28,6 +28,7 @@ from eagle_plugin.runtime.preflight import can_check, refuse_targets_config
 from eagle_plugin.runtime.startup import engine_serves
 from eagle_plugin.runtime.synthetic import WARNING, source_of
 from eagle_plugin.selftest.subject import Subject
+from eagle_plugin.vllm import mtp_support
 from eagle_plugin.vllm.block_support import levels_of_drafter, plan_as_dflash
 from eagle_plugin.vllm.chain_options import drop_chain_options
 from eagle_plugin.vllm.compile_cache import set_compile_key
@@ -68,7 +69,7 @@ def choose_worker(vllm_config: Any) -> None:
     Raises OptionError, PolicyModeError and HeadError.
     """
     speculative, parallel = vllm_config.speculative_config, vllm_config.parallel_config
-    if speculative is None or speculative.method not in METHODS:
+    if speculative is None or speculative.method not in mtp_support.METHODS:
         if vllm_config.model_config is not None:
             check_collecting([NO_HEAD])
         return
@@ -78,7 +79,8 @@ def choose_worker(vllm_config: Any) -> None:
         scheduler.async_scheduling = options.async_scheduling
         return
     target, head = vllm_config.model_config.model, speculative.model
-    if can_check(target, head):
+    has_folder = speculative.method != mtp_support.METHOD
+    if has_folder and can_check(target, head):
         refuse_targets_config(target, head)  # vLLM's own drafter cannot serve it either
     if reasons := unsupported_reasons(vllm_config):
         _leave_to_engine(speculative.method, reasons)
@@ -126,8 +128,9 @@ def _read_head(vllm_config: Any, options: Options) -> Drafting:
     shape = options.shape(nodes, trained or PARALLEL_LEVELS if levels.depth_is_free else None, on_gpu)
     warnings: list[str] = []
     load_format = (speculative.draft_load_config or vllm_config.load_config).load_format
-    is_checked = speculative.draft_model_config.architecture not in MISTRAL
-    if not is_block and load_format in READ_FOLDERS and (pickles := pickles_of(head)):
+    has_folder = speculative.method != mtp_support.METHOD
+    is_checked = has_folder and speculative.draft_model_config.architecture not in MISTRAL
+    if has_folder and not is_block and load_format in READ_FOLDERS and (pickles := pickles_of(head)):
         warnings = [unchecked(head, pickles)]
     elif is_checked and _can_read(target, head, load_format):
         warnings = _check_head(target, head, speculative.method, shape.steps)

@@ -1,121 +1,136 @@
-"""Targets that bring a prediction layer (MTP, NextN) along, made by hand: of MiMo's class, and of larger families.
-
-MiMo's next token depends on the current one and, a little, on all before it (`bigram_models`). The prediction layer
-sees the current token's embedding, noise of its own, and what its attention adds: its drafts are near, and nowhere
-equal.
-"""
+"""Tiny targets with layers for multi-token prediction (MTP) in their checkpoints, as they lie on the hub."""
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
+import bigram_models
 import torch
-from bigram_models import HEAD_DIM, HEADS, bigram_target
-from family_models import VOCAB, let_speak, sglang_target, spoken
-from multimodal_models import KINDS as MULTIMODAL
-from multimodal_models import multimodal_target
-from safetensors.torch import load_file
+from family_models import VOCAB as FAMILY_VOCAB
+from family_models import WINDOW, family_head, let_speak, spoken
+from safetensors import safe_open
 from tiny_checkpoints import Random, decoder_layer, read_config, save, write_config, write_tokenizer
+from tiny_models import confused
 from tiny_targets import BASE, draw_weights
 from torch import Tensor
 
+Tensors = dict[str, Tensor]
+VOCAB = 320  # of a bigram target: Qwen2's layers have no head_dim of their own, and 5 heads of 64 make 320
 
-def mimo_target(path: str | Path, *, wrong: float = 0.4, noise: float = 0.05, seed: int = 11) -> Path:
-    """Write a float32 target of MiMo's class with one prediction layer.
 
-    wrong: noise in what the layer takes the newest token for; noise: of its attention and MLP.
+def read_tensors(folder: Path) -> Tensors:
+    with safe_open(str(folder / "model.safetensors"), framework="pt") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+
+
+def mimo_target(folder: Path, *, wrong: float = 0.2, noise: float = 0.004) -> Path:
+    """Write a bigram target of MiMo's class, whose MTP layer is right but after a share `wrong` of the tokens.
+
+    The layer's state is the unit vector of the newest token, as the target's is, and a little of what it attends to and
+    of the state before; the shared output layer knows what follows.
     """
-    size = HEADS * HEAD_DIM  # Qwen2 knows no other size of a head
-    path = bigram_target(path, layers=3, vocab=size, noise=0.05, seed=seed)
-    c = read_config(path)
-    c |= {"architectures": ["MiMoForCausalLM"], "model_type": "qwen2", "num_nextn_predict_layers": 1}
-    write_config(path, **c)
-    tensors = load_file(path / "model.safetensors")
-    random, vocab = Random(seed + 2), c["vocab_size"]
-    name = "model.mtp_layers.0"
-    layer = decoder_layer(random, name, c, vocab, gain=noise)
-    token = torch.eye(vocab) + random.normal(vocab, vocab, std=wrong / vocab**0.5)
-    layer |= {
-        f"{name}.{norm}.weight": torch.ones(vocab)
-        for norm in ("token_layernorm", "hidden_layernorm", "final_layernorm")
-    }
-    layer[f"{name}.input_proj.weight"] = torch.cat([random.projection(vocab, vocab, noise), token], dim=1)
-    for i in range(c["num_hidden_layers"]):
-        tensors |= _no_biases(f"model.layers.{i}")
-    save(path, tensors | layer | _no_biases(name), torch.float32)
-    return path
+    target = bigram_models.bigram_target(folder, vocab=VOCAB, noise=noise)
+    config, tensors = read_config(target), read_tensors(target)
+    width, random = config["hidden_size"], Random(5)
+    inner = config["num_attention_heads"] * config["head_dim"]
+    # transformers knows no MiMo: on the hub its configuration is a file of Python beside the weights.
+    config |= {"architectures": ["MiMoForCausalLM"], "model_type": "qwen2", "num_nextn_predict_layers": 1}
+    layer = decoder_layer(random, "model.mtp_layers.0", config, width, gain=0.0)
+    layer["model.mtp_layers.0.self_attn.o_proj.weight"] = random.normal(width, inner, std=0.001)
+    projection = torch.cat([0.1 * torch.eye(width), confused(width, wrong, 3)], dim=1) / math.sqrt(width)
+    norms = dict.fromkeys(("token_layernorm", "hidden_layernorm", "final_layernorm"), torch.ones(width))
+    tensors |= layer | {f"model.mtp_layers.0.{name}.weight": value.clone() for name, value in norms.items()}
+    tensors["model.mtp_layers.0.input_proj.weight"] = projection
+    for name in [name for name in tensors if name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight"))]:
+        tensors[name.replace("weight", "bias")] = torch.zeros(len(tensors[name]))
+    write_config(target, **config)
+    save(target, tensors, torch.float32)
+    return target
 
 
-def _no_biases(layer: str) -> dict[str, Tensor]:
-    """What a layer of Qwen2 adds to queries, keys and values."""
-    return {f"{layer}.self_attn.{part}_proj.bias": torch.zeros(HEADS * HEAD_DIM) for part in "qkv"}
-
-
-# What differs from tiny_targets.BASE in families that family_models.py does not have.
+# Families with MTP layers alone, by the model_type of transformers: what differs from `tiny_targets.BASE`.
 FAMILIES: dict[str, dict[str, Any]] = {
     "glm4_moe": {
         "n_routed_experts": 4,
-        "n_shared_experts": 1,
         "num_experts_per_tok": 2,
         "moe_intermediate_size": 32,
+        "n_shared_experts": 1,
+        "n_group": 1,
+        "topk_group": 1,
         "first_k_dense_replace": 1,
         "num_nextn_predict_layers": 1,
     },
+    "exaone_moe": {
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "num_shared_experts": 1,
+        "sliding_window": WINDOW,
+        "num_nextn_predict_layers": 1,
+    },
 }
-GEMMA_NORMS = ("qwen3_next", "qwen3_5", "qwen3_5_moe")  # whose norms multiply by 1 + weight
-
-
-def predicting_target(folder: Path, family: str, seed: int = 0) -> Path:
-    """Write a tiny random target of a family that says few tokens (`family_models`), with a prediction layer.
-
-    The layer has the weights of a layer of the target with ordinary attention, after a random projection.
-    """
-    if family in FAMILIES:
-        _write_family(folder, family, seed)
-    elif family in MULTIMODAL:
-        multimodal_target(folder, family, seed)
-    else:
-        sglang_target(folder, family, seed=seed)
-    files = sorted(folder.glob("*.safetensors"))
-    assert len(files) == 1
-    tensors = load_file(files[0])
-    save(folder, tensors | _prediction_layer(tensors, read_config(folder), family, seed), torch.float32)
-    return folder
-
-
-def _prediction_layer(tensors: dict[str, Tensor], config: dict[str, Any], family: str, seed: int) -> dict[str, Tensor]:
-    text = config.get("text_config", config)
-    layers, hidden = text["num_hidden_layers"], text["hidden_size"]
-    copied = next(name.partition("layers.")[0] for name in tensors if ".layers." in name and "visual" not in name)
-    # The last layer has ordinary attention, and experts, in every family.
-    copied += f"layers.{layers - 1}."
-    norm = torch.zeros(hidden) if family in GEMMA_NORMS else torch.ones(hidden)
-    random = Random(seed + 5)
-    fc = random.projection(hidden, 2 * hidden, 1.4)
-    if family == "glm4_moe":
-        own = f"model.layers.{layers}."
-        first = {"eh_proj.weight": fc, "enorm.weight": norm, "hnorm.weight": norm, "shared_head.norm.weight": norm}
-        found = {own + name: values for name, values in first.items()}
-    else:
-        own = "mtp.layers.0."
-        first = {"fc": fc, "pre_fc_norm_embedding": norm, "pre_fc_norm_hidden": norm, "norm": norm}
-        found = {f"mtp.{name}.weight": values for name, values in first.items()}
-    found |= {own + name.removeprefix(copied): x for name, x in tensors.items() if name.startswith(copied)}
-    return {name: values.clone() for name, values in found.items()}
+_OF_QWEN = "fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"
+# By the model_type of the text model: where the layer lies ({n}: after the target's last), and its other tensors, the
+# projection first.
+_NAMES: dict[str, tuple[str, str, tuple[str, ...]]] = {
+    "glm4_moe": ("model.layers.{n}", "model.layers.{n}", ("eh_proj", "enorm", "hnorm", "shared_head.norm")),
+    **dict.fromkeys(
+        ("exaone_moe", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), ("mtp.layers.0", "mtp", _OF_QWEN)
+    ),
+}
 
 
 @torch.no_grad()
-def _write_family(folder: Path, family: str, seed: int) -> None:
+def mtp_target(folder: Path, family: str) -> Path:
+    """Write a target of one of FAMILIES, or of MiMo's, with an MTP layer."""
+    if family == "mimo":
+        return mimo_target(folder)
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    printable = write_tokenizer(folder, VOCAB)
-    sizes = {"vocab_size": VOCAB, "head_dim": 32, "max_position_embeddings": 1024}
-    config = AutoConfig.for_model(family, **BASE | FAMILIES[family] | sizes)
+    printable = write_tokenizer(folder, FAMILY_VOCAB)
+    sizes = {"vocab_size": FAMILY_VOCAB, "head_dim": 32, "max_position_embeddings": 1024}
+    config = AutoConfig.for_model(family, **{**BASE, **FAMILIES[family], **sizes})
     with torch.random.fork_rng():
-        torch.manual_seed(seed)
+        torch.manual_seed(0)
         model = AutoModelForCausalLM.from_config(config).float().eval()
         draw_weights(model)
     let_speak(model, family, spoken(printable))
     model.save_pretrained(folder)
-    write_config(folder, **FAMILIES[family] | read_config(folder))
+    return add_mtp_layer(folder, **FAMILIES[family])
+
+
+def add_mtp_layer(target: Path, **keys: Any) -> Path:
+    """Add an MTP layer to the checkpoint of a target of FAMILIES or of Qwen's: a copy of its last layer, under random
+    norms and a random projection, which is right now and then; keys: of its config.json, which transformers drops."""
+    config, tensors = read_config(target) | keys, read_tensors(target)
+    text = config.get("text_config", config)
+    kind, count, width, random = text["model_type"], text["num_hidden_layers"], text["hidden_size"], Random(9)
+    layer, rest, (projection, *norms) = (_formatted(part, count) for part in _NAMES[kind])
+    layers = "model.language_model.layers" if "text_config" in config else "model.layers"
+    last, dense = f"{layers}.{count - 1}.", f"{layers}.0."
+    for name, values in list(tensors.items()):
+        # The experts of ExaOne's are the target's alone: its MTP layer has one MLP.
+        source = dense if kind == "exaone_moe" and ".mlp." in name else last
+        if name.startswith(source):
+            tensors[f"{layer}.{name.removeprefix(source)}"] = values.clone()
+    tensors[f"{rest}.{projection}.weight"] = random.projection(width, 2 * width)
+    for name in norms:
+        tensors[f"{rest}.{name}.weight"] = 1.0 + random.normal(width, std=0.3)
+    if kind.startswith("qwen3_5"):
+        text["mtp_num_hidden_layers"] = 1
+    elif kind == "qwen3_next":
+        config["num_nextn_predict_layers"] = 1
+    write_config(target, **config)
+    save(target, tensors, torch.float32)
+    return target
+
+
+def family_drafter(folder: Path, target: Path, kind: str) -> Path:
+    """A head of a kind for such a target, as `family_head`; of the kind "mtp" the target itself, with an MTP layer."""
+    return add_mtp_layer(target) if kind == "mtp" else family_head(folder, target, kind)
+
+
+def _formatted(part: Any, count: int) -> Any:
+    return part.format(n=count) if isinstance(part, str) else part

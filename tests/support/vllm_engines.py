@@ -55,7 +55,7 @@ def engine(
     plugin: dict[str, Any] | None = None,
     **options: Any,
 ) -> Iterator[LLM]:
-    """An engine, shut down at the end; without a head it decodes plainly.
+    """An engine, shut down at the end; without a head it decodes plainly. The target as head: its own MTP layer.
 
     Trees have at most `nodes` nodes, root included; `chain` leaves a chain of nodes - 1 tokens to vLLM itself. `policy`
     says how their shapes are chosen (``EAGLE_POLICY``). `plugin` holds more options of the plugin, `options` go to vLLM
@@ -64,9 +64,7 @@ def engine(
     global _open
     served = head is not None and not chain
     if head is not None:
-        names = "".join(read_config(head)["architectures"])
-        method = next((name.lower() for name in ("Eagle3", "DFlash", "DSpark") if name in names), "eagle")
-        speculative = {"method": method, "model": str(head), "num_speculative_tokens": nodes - 1}
+        speculative = {"num_speculative_tokens": nodes - 1} | _drafter(target, head)
         options = {"speculative_config": speculative} | options
     if served:
         trees = {"depth": depth, "topk": topk} | (plugin or {})
@@ -97,6 +95,15 @@ def engine(
         gc.collect()
         if not _open:
             gc.freeze()  # which vLLM has undone: tests/conftest.py
+
+
+def _drafter(target: Path, head: Path) -> dict[str, str]:
+    """Who drafts, as of ``--speculative-config``."""
+    if head == target:
+        return {"method": "mtp"}
+    names = "".join(read_config(head)["architectures"])
+    method = next((name.lower() for name in ("Eagle3", "DFlash", "DSpark") if name in names), "eagle")
+    return {"method": method, "model": str(head)}
 
 
 @contextmanager

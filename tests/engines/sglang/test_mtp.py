@@ -15,9 +15,9 @@ import pytest
 from cache_slots import check_aborted_requests
 from family_draws import check_distribution, check_draws
 from family_models import sampling_settings
-from mtp_models import mimo_target, predicting_target
 from real_torchvision import link_torchvision
 from serving import GRAPHS, OVERLAP, SYNCHRONOUS, accept_length, generate_all, responses, serving, tiny_spec
+from sglang_mtp_models import mimo_target, predicting_target
 from word_prompts import make_prompts
 
 from eagle_plugin.bench.servers import Server

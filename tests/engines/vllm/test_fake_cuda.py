@@ -94,6 +94,8 @@ def test_a_round(library: FakeLibrary, name: str, greedy: bool) -> None:
     assert all_on_cuda(*state) and state.top.logp.shape[:2] == (B, SHAPE.steps)
     head.max_num_tokens = len(extend.tokens)  # no room for masked rows
     assert head.extend(extend, features, table(), SHAPE, greedy).top.logp.dim() == 2
+    head.method = "mtp"  # a target's own layer reads its last states as they are
+    assert all_on_cuda(*head.extend(extend, features[:, :HIDDEN], table(), SHAPE, greedy))
     state = BlockHead().extend(extend, features, table(), SHAPE, greedy)
     assert all_on_cuda(*state) and state.top.logp.shape[:2] == (B, SHAPE.steps)
     state = BlockHead().with_markov().extend(extend, features, table(), SHAPE, greedy)

@@ -14,6 +14,7 @@ import pytest
 import torch
 from engine_signatures import assigned, fields, parameters, returned
 from family_models import family_head, family_target
+from mtp_models import family_drafter
 from tiny_checkpoints import read_config
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from vllm import LLM
@@ -71,7 +72,7 @@ class Served(NamedTuple):
 
 def made(folder: Path, kind: str) -> Served:
     target = family_target(folder / "target", FAMILY)
-    head, reference = family_head(folder / "head", target, kind), Reference(target)
+    head, reference = family_drafter(folder / "head", target, kind), Reference(target)
     prompts = make_prompts(10)
     expected = [reference.generate(prompt, TOKENS) for prompt in prompts]
     assert len({tuple(answer) for answer in expected}) > len(prompts) * 0.8, "equality would prove little"
@@ -79,7 +80,8 @@ def made(folder: Path, kind: str) -> Served:
 
 
 @pytest.fixture(
-    scope="module", params=["eagle3", *(pytest.param(kind, marks=pytest.mark.matrix) for kind in ("peagle", "eagle2"))]
+    scope="module",
+    params=["eagle3", *(pytest.param(kind, marks=pytest.mark.matrix) for kind in ("peagle", "eagle2", "mtp"))],
 )
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Served:
     return made(tmp_path_factory.mktemp("qwen3-next"), request.param)
@@ -167,6 +169,8 @@ def test_text_by_replays(served: Served, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def method_of(head: Path) -> str:
+    if "Qwen" in read_config(head)["architectures"][0]:
+        return "mtp"
     return "eagle3" if "Eagle3" in read_config(head)["architectures"][0] else "eagle"
 
 

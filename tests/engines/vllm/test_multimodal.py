@@ -10,6 +10,7 @@ import torch
 from dflash_models import tiny_dflash
 from family_models import KINDS as HEADS
 from family_models import family_head, sampling_settings
+from mtp_models import family_drafter
 from multimodal_models import KINDS, PLACES, TEXT_ONLY, multimodal_target, picture
 from PIL.Image import Image
 from tiny_checkpoints import read_config, write_config
@@ -121,14 +122,14 @@ def test_text_alone_with_a_block_drafter(kind: str, tmp_path: Path) -> None:
     ("kind", "head"),
     [
         ("qwen3_5", "eagle3"),
-        *(pytest.param("qwen3_5", head, marks=MATRIX) for head in ("peagle", "eagle2")),
-        pytest.param("qwen3_5_moe", "eagle3", marks=MATRIX),
+        *(pytest.param("qwen3_5", head, marks=MATRIX) for head in ("peagle", "eagle2", "mtp")),
+        *(pytest.param("qwen3_5_moe", head, marks=MATRIX) for head in ("eagle3", "mtp")),
     ],
 )
 def test_pictures_and_gated_delta_nets(kind: str, head: str, tmp_path: Path) -> None:
     """Qwen3.5: layers that keep a state, attention with a gate and positions of three axes."""
     target = multimodal_target(tmp_path / "target", kind)
-    expected, drafter = look_in_transformers(target, kind), family_head(tmp_path / "head", target, head)
+    expected, drafter = look_in_transformers(target, kind), family_drafter(tmp_path / "head", target, head)
     assert len({tuple(answer) for answer in expected}) == len(expected), "equality would prove little"
     trees = TREES | {"topk": 8, "nodes": 32, "max_num_batched_tokens": 64}
     with engine(target, drafter, **trees, gpu_memory_utilization=0.3) as llm:
