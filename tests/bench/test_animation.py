@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from xml.etree import ElementTree
@@ -92,3 +93,12 @@ def test_the_figure_of_the_documents_is_taken_from_a_demo_and_drawn_again(
     assert drawing.main(["--answers", str(tmp_path / "demo.json")]) == 1
     assert "is no report of a demo with answers" in capsys.readouterr().err
     assert (tmp_path / "images/answers.svg").read_bytes() == drawn
+
+
+def test_the_picture_of_the_documents_is_that_of_its_record() -> None:
+    docs = Path(drawing.__file__).parents[1] / "docs"
+    (shown,) = json.loads((docs / "figures/answers.json").read_text())["shown"]
+    for lines, answer in zip(columns(docs / "images/answers.svg").values(), shown["answers"], strict=True):
+        found = "".join(text for line in lines for _, text in line)
+        assert found.replace(" ", "") == re.sub(r"\s", "", "".join(piece for _, piece in answer["pieces"]))
+        assert lines[-1][-1][0] == pytest.approx(answer["pieces"][-1][0], abs=0.006)

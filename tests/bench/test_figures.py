@@ -50,7 +50,8 @@ def test_the_figures_are_those_of_their_reports(docs: Path, capsys: pytest.Captu
         with Image.open(docs / "images" / name) as picture:
             paper = picture.convert("RGB").getpixel((0, 0))
         assert paper == ImageColor.getrgb(figures.PAPER if "dark" in name else "#ffffff")
-    for name in kept.keys() - {"demo.png", "demo-dark.png"}:  # by name, and as they were
+    assert (docs / "images/answers.svg").read_bytes() == kept["answers.svg"]
+    for name in kept.keys() - {"demo.png", "demo-dark.png", "answers.svg"}:  # by name, and as they were
         assert f"docs/images/{name} stays as it is" in printed and (docs / "images" / name).read_bytes() == kept[name]
 
 
