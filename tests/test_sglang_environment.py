@@ -20,7 +20,7 @@ GROUPS = {
     "requests": ("by_request", "grammar", "logprobs", "parameters", "metrics"),
     "heads": ("parallel_heads", "head_exchange"),
     "block drafters": ("block_support", "block_drafters", "markov_drafters"),
-    "prediction layers": ("mtp",),
+    "MTP layers": ("mtp",),
     "models": ("families", "lora", "gpu_adapters", "chunks"),
     "starts": ("selftest", "selftest_start", "refusals", "unsupported_flags"),
     "ranks": ("tensor_parallel", "ranks"),

@@ -26,7 +26,7 @@ class Launch(NamedTuple):
     """What the engine has made of the flags, as far as memory depends on it."""
 
     target: str
-    head: str | None  # None: a prediction layer of the target drafts
+    head: str | None  # None: an MTP layer of the target drafts
     device: str  # cpu or cuda
     dtype: str  # of the models, torch's name
     cache_bytes: int  # per number of the caches of keys and values
@@ -40,7 +40,7 @@ def costs_of(launch: Launch) -> list[Cost]:
     """What the head takes whoever serves it, and what the plugin's trees take beside it."""
     number = {"float32": 4}.get(launch.dtype, 2)
     if launch.head is None:
-        found = [Cost("the prediction layer's weights", None, "they are among those of the target"), _cache(launch)]
+        found = [Cost("the MTP layer's weights", None, "they are among those of the target"), _cache(launch)]
         return found + ([_logits(launch)] if launch.caps else [])
     tensors = _tensors(launch.head)
     if tensors is None:
@@ -76,7 +76,7 @@ def _cache(launch: Launch) -> Cost:
     config = _config_of(launch.target)
     target = _values_per_token(config)
     if launch.head is None:  # a layer of ordinary attention, of the target's sizes
-        what = "the prediction layer's keys and values"
+        what = "the MTP layer's keys and values"
         head = _values_of_layers(config, 1)
     else:
         head = _values_per_token(_config_of_head(launch.head))

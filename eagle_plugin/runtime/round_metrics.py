@@ -121,7 +121,7 @@ class RejectionWatch:
     """
 
     def __init__(self, target: str, head: str | None, logger: logging.Logger) -> None:
-        """target and head as the user named them; head None: a prediction layer of the target drafts."""
+        """target and head as the user named them; head None: an MTP layer of the target drafts."""
         self._target, self._head, self._logger = target, head, logger
         self._in_a_row = 0
         self._warned = False
@@ -136,7 +136,7 @@ class RejectionWatch:
             if self._head is None:
                 self._logger.warning(
                     "eagle-plugin: the target rejected every draft of %d rounds in a row, so that drafting only costs "
-                    "time: the weights of the prediction layer in %s are damaged, missing or of another training of "
+                    "time: the weights of the MTP layer in %s are damaged, missing or of another training of "
                     "the target; compare them with those of its publisher, or start without --speculative-algorithm",
                     self._in_a_row,
                     self._target,

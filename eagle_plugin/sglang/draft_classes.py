@@ -11,10 +11,10 @@ from functools import cache
 from typing import Any
 
 HEAD_ARCHITECTURES = ("LlamaForCausalLMEagle", "LlamaForCausalLMEagle3")  # that our worker serves
-# Prediction layers that targets bring along (MTP, NextN) and our worker serves: SGLang's class for them, by that of the
+# MTP (NextN) layers that targets bring along and our worker serves: SGLang's class for them, by that of the
 # target. One layer with ordinary attention, which SGLang's class computes on the last state of the target, drafts all
 # levels, as an EAGLE-2 head does.
-PREDICTION_LAYERS = {
+MTP_LAYERS = {
     "MiMoForCausalLM": "MiMoMTP",
     "Qwen3NextForCausalLM": "Qwen3NextForCausalLMMTP",
     "Qwen3_5ForConditionalGeneration": "Qwen3_5ForCausalLMMTP",
@@ -26,9 +26,9 @@ PREDICTION_LAYERS = {
 _DRAFT_CLASS = re.compile(r"Eagle|NextN|MTP|Assistant|DSpark|Draft")
 
 
-def is_prediction_layer(architecture: str) -> bool:
-    """Whether this class of a draft model is a prediction layer of a target's own that our worker serves."""
-    return architecture in PREDICTION_LAYERS.values()
+def is_mtp_layer(architecture: str) -> bool:
+    """Whether this class of a draft model is an MTP layer of a target's own that our worker serves."""
+    return architecture in MTP_LAYERS.values()
 
 
 def drafts_by_own_layer(arguments: Any) -> bool:
@@ -39,32 +39,32 @@ def drafts_by_own_layer(arguments: Any) -> bool:
 
 def unsupported_draft_class(architecture: str) -> list[str]:
     """Why our worker does not draft by this class of a draft model; empty where it does."""
-    if architecture in HEAD_ARCHITECTURES or is_prediction_layer(architecture):
+    if architecture in HEAD_ARCHITECTURES or is_mtp_layer(architecture):
         return []
     if re.search("NextN|MTP", architecture):
-        served = ", ".join(dict.fromkeys(PREDICTION_LAYERS.values()))
-        return [f"prediction layer {architecture}: not one of {served}"]
+        served = ", ".join(dict.fromkeys(MTP_LAYERS.values()))
+        return [f"MTP layer {architecture}: not one of {served}"]
     return [f"draft head {architecture}: not one of {', '.join(HEAD_ARCHITECTURES)}"]
 
 
-def unsupported_prediction_layers(arguments: Any, draft_config: Any) -> list[str]:
-    """Why our worker does not draft by the prediction layer of a target; empty where it does, or drafts by a head.
+def unsupported_mtp_layers(arguments: Any, draft_config: Any) -> list[str]:
+    """Why our worker does not draft by the MTP layer of a target; empty where it does, or drafts by a head.
 
     arguments: resolved, of the server. draft_config: SGLang's ``ModelConfig`` of what drafts.
     """
     name = draft_config.hf_config.architectures[0]
-    if not is_prediction_layer(name):
+    if not is_mtp_layer(name):
         return []
     reasons, layers = [], draft_config.num_nextn_predict_layers or 1
     if arguments.speculative_algorithm != "EAGLE":
         reasons.append(
-            f"prediction layer {name} with --speculative-algorithm {arguments.speculative_algorithm}: it reads the "
+            f"MTP layer {name} with --speculative-algorithm {arguments.speculative_algorithm}: it reads the "
             "last state of the target, which EAGLE and NEXTN give it"
         )
     if layers > 1:
-        reasons.append(f"prediction layer {name}: {layers} layers, of which each drafts one level; one is served")
+        reasons.append(f"MTP layer {name}: {layers} layers, of which each drafts one level; one is served")
     if (arguments.attn_dp_size or 1) > 1:
-        reasons.append(f"prediction layer {name} with --attn-dp-size {arguments.attn_dp_size}: not served yet")
+        reasons.append(f"MTP layer {name} with --attn-dp-size {arguments.attn_dp_size}: not served yet")
     return reasons
 
 

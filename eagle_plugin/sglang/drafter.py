@@ -26,7 +26,7 @@ from eagle_plugin.runtime.parallel_levels import HeadLevels
 from eagle_plugin.runtime.round import Drafts, HeadState, LevelRows, LevelSource, TopM, TreeRows, draft, top_m_of
 from eagle_plugin.sglang.attention import TreeAttention
 from eagle_plugin.sglang.batch import RoundBatch
-from eagle_plugin.sglang.draft_classes import is_prediction_layer
+from eagle_plugin.sglang.draft_classes import is_mtp_layer
 from eagle_plugin.sglang.draft_weights import use_int8_weights
 from eagle_plugin.sglang.eagle3_model import mask_of
 from eagle_plugin.sglang.forward import TreeForward
@@ -98,8 +98,8 @@ class TreeDrafter(EagleDraftWorker):
 
     @property
     def is_own_layer(self) -> bool:
-        """Whether a prediction layer of the target drafts, which is among the target's own tensors."""
-        return is_prediction_layer(self.draft_runner.model_config.hf_config.architectures[0])
+        """Whether an MTP layer of the target drafts, which is among the target's own tensors."""
+        return is_mtp_layer(self.draft_runner.model_config.hf_config.architectures[0])
 
     def relayed(self, info: Any) -> DraftState:
         """What the engine has carried from the round before, in one of `carried` or of a prefill."""
@@ -203,7 +203,7 @@ class TreeDrafter(EagleDraftWorker):
 
 @contextlib.contextmanager
 def _no_gpu_awaited() -> Iterator[None]:
-    """Where there is no GPU: SGLang's classes for most prediction layers wait for one after they have shared weights,
+    """Where there is no GPU: SGLang's classes for most MTP layers wait for one after they have shared weights,
     and end the start (docs/upstream.md)."""
     original = torch.cuda.synchronize
     torch.cuda.synchronize = lambda device=None: None

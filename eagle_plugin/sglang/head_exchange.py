@@ -23,7 +23,7 @@ from eagle_plugin.runtime.head_mailbox import HeadMailbox, open_mailbox
 from eagle_plugin.sglang.draft_weights import int8_weights, use_int8_weights
 from eagle_plugin.sglang.eagle3_model import Eagle3Head
 
-OWN_LAYER = "it drafts by a prediction layer of its target, which has no files of its own"
+OWN_LAYER = "it drafts by an MTP layer of its target, which has no files of its own"
 
 
 def mailbox_of(worker: Any) -> HeadMailbox | None:

@@ -29,7 +29,7 @@ from eagle_plugin.sglang.block_support import GPUS_ONLY, unsupported_block_flags
 from eagle_plugin.sglang.caches import NAMES, unsupported_cache_variables
 from eagle_plugin.sglang.draft_classes import (
     HEAD_ARCHITECTURES,
-    PREDICTION_LAYERS,
+    MTP_LAYERS,
     drafts_by_own_layer,
     has_own_draft_class,
 )
@@ -203,7 +203,7 @@ def _is_head(arguments: Any, target: str) -> bool:
     """
     head = arguments.speculative_draft_model_path
     if drafts_by_own_layer(arguments):
-        return bool(arguments.speculative_algorithm == "EAGLE") and target in PREDICTION_LAYERS
+        return bool(arguments.speculative_algorithm == "EAGLE") and target in MTP_LAYERS
     if not Path(head).is_dir():
         return bool(arguments.speculative_algorithm == "EAGLE3")
     try:

@@ -22,7 +22,7 @@ from eagle_plugin.sglang.adapters import unsupported_adapters
 from eagle_plugin.sglang.block_flags import asked_algorithm
 from eagle_plugin.sglang.block_support import refuse_on_a_cpu, unsupported_block_drafters, worker_class
 from eagle_plugin.sglang.caches import cache_dtypes, unsupported_cache
-from eagle_plugin.sglang.draft_classes import unsupported_draft_class, unsupported_prediction_layers
+from eagle_plugin.sglang.draft_classes import unsupported_draft_class, unsupported_mtp_layers
 from eagle_plugin.sglang.flag_support import unsupported_flags
 from eagle_plugin.sglang.parallel_support import unsupported_models_beside
 from eagle_plugin.sglang.ranks import rank_logger
@@ -182,7 +182,7 @@ def unsupported_settings(server_args: Any, target_runner: Any) -> list[str]:
     reasons += unsupported_chunks(target_runner)
     reasons += unsupported_states(target_runner, arguments)
     reasons += unsupported_adapters(target_runner)
-    reasons += unsupported_prediction_layers(arguments, draft_config)
+    reasons += unsupported_mtp_layers(arguments, draft_config)
     reasons += unsupported_models_beside(arguments, target_runner, draft_config)
     reasons += unsupported_block_drafters(arguments, server_args, target_runner)
     return reasons

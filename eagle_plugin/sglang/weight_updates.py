@@ -2,7 +2,7 @@
 
 An update of SGLang is for the target and the draft model at once unless it says otherwise. The loader of a head dies of
 the target's tensors, and the scheduler with it (docs/upstream.md). An update that names the draft model goes to the
-head, as SGLang does it. A prediction layer is among the target's tensors: there an update is for both, as SGLang does
+head, as SGLang does it. An MTP layer is among the target's tensors: there an update is for both, as SGLang does
 it.
 """
 

@@ -148,8 +148,8 @@ def test_a_head_whose_drafts_are_all_rejected_is_named_once(caplog: pytest.LogCa
     assert places == sorted(places)  # the likely ones first
 
 
-def test_a_prediction_layer_whose_drafts_are_all_rejected(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_mtp_layer_whose_drafts_are_all_rejected(caplog: pytest.LogCaptureFixture) -> None:
     watch = RejectionWatch("TARGET", None, logging.getLogger("eagle_plugin"))
     watch.record([0] * REJECTED_ROUNDS)
     (line,) = caplog.messages
-    assert "the weights of the prediction layer in TARGET are damaged" in line and "None" not in line
+    assert "the weights of the MTP layer in TARGET are damaged" in line and "None" not in line

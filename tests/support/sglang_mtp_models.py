@@ -1,6 +1,6 @@
-"""Targets that bring a prediction layer (MTP, NextN) along, made by hand: of MiMo's class, and of larger families.
+"""Targets that bring an MTP (NextN) layer along, made by hand: of MiMo's class, and of larger families.
 
-MiMo's next token depends on the current one and, a little, on all before it (`bigram_models`). The prediction layer
+MiMo's next token depends on the current one and, a little, on all before it (`bigram_models`). The MTP layer
 sees the current token's embedding, noise of its own, and what its attention adds: its drafts are near, and nowhere
 equal.
 """
@@ -22,7 +22,7 @@ from torch import Tensor
 
 
 def mimo_target(path: str | Path, *, wrong: float = 0.4, noise: float = 0.05, seed: int = 11) -> Path:
-    """Write a float32 target of MiMo's class with one prediction layer.
+    """Write a float32 target of MiMo's class with one MTP layer.
 
     wrong: noise in what the layer takes the newest token for; noise: of its attention and MLP.
     """
@@ -66,8 +66,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
 GEMMA_NORMS = ("qwen3_next", "qwen3_5", "qwen3_5_moe")  # whose norms multiply by 1 + weight
 
 
-def predicting_target(folder: Path, family: str, seed: int = 0) -> Path:
-    """Write a tiny random target of a family that says few tokens (`family_models`), with a prediction layer.
+def mtp_target(folder: Path, family: str, seed: int = 0) -> Path:
+    """Write a tiny random target of a family that says few tokens (`family_models`), with an MTP layer.
 
     The layer has the weights of a layer of the target with ordinary attention, after a random projection.
     """
@@ -80,11 +80,11 @@ def predicting_target(folder: Path, family: str, seed: int = 0) -> Path:
     files = sorted(folder.glob("*.safetensors"))
     assert len(files) == 1
     tensors = load_file(files[0])
-    save(folder, tensors | _prediction_layer(tensors, read_config(folder), family, seed), torch.float32)
+    save(folder, tensors | _mtp_layer(tensors, read_config(folder), family, seed), torch.float32)
     return folder
 
 
-def _prediction_layer(tensors: dict[str, Tensor], config: dict[str, Any], family: str, seed: int) -> dict[str, Tensor]:
+def _mtp_layer(tensors: dict[str, Tensor], config: dict[str, Any], family: str, seed: int) -> dict[str, Tensor]:
     text = config.get("text_config", config)
     layers, hidden = text["num_hidden_layers"], text["hidden_size"]
     copied = next(name.partition("layers.")[0] for name in tensors if ".layers." in name and "visual" not in name)

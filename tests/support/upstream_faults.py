@@ -186,8 +186,8 @@ FAULTS = (
         ),
     ),
     Fault(
-        "sglang-prediction-cpu",
-        "a server that drafts by a prediction layer of its target does not start on a machine without a GPU",
+        "sglang-mtp-cpu",
+        "a server that drafts by an MTP layer of its target does not start on a machine without a GPU",
         (
             Line("sglang/srt/models/qwen3_moe_mtp.py", 90, "torch.cuda.synchronize()"),
             Line("sglang/srt/models/qwen3_next.py", 1121, "torch.cuda.synchronize()"),

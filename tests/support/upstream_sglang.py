@@ -302,9 +302,9 @@ def crashes(folder: Path, target: Path, *flags: str, part: str, **settings: Any)
     return gone and bool(reason)
 
 
-def prediction_cpu(folder: Path) -> bool:
-    """The same small target with and without drafts by its prediction layer."""
-    target = sglang_mtp_models.predicting_target(folder / "target", "qwen3_moe")
+def mtp_cpu(folder: Path) -> bool:
+    """The same small target with and without drafts by its MTP layer."""
+    target = sglang_mtp_models.mtp_target(folder / "target", "qwen3_moe")
     with stock(folder, target):
         say("without drafts: the server starts", "yes")
     drafts = ("--speculative-algorithm", "NEXTN")
@@ -321,7 +321,7 @@ REPRODUCTIONS: dict[str, Reproduction] = {
     "sglang-stops-drafts": stops_drafts,
     "sglang-logit-processor": logit_processor,
     "sglang-lora-pinning": lora_pinning,
-    "sglang-prediction-cpu": prediction_cpu,
+    "sglang-mtp-cpu": mtp_cpu,
     "sglang-llama4-cpu": llama4_cpu,
     "sglang-llama4-text": llama4_text,
 }

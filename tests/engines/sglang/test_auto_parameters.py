@@ -116,7 +116,7 @@ def test_it_stays_where_the_engines_own_worker_will_serve(chosen: Chooser, other
 
 
 @pytest.mark.parametrize("path", [None, "target"])
-def test_a_prediction_layer_of_the_target_gets_trees_where_it_is_served(chosen: Chooser, path: str | None) -> None:
+def test_an_mtp_layer_of_the_target_gets_trees_where_it_is_served(chosen: Chooser, path: str | None) -> None:
     own = {"speculative_draft_model_path": path, "speculative_algorithm": "EAGLE", "device": "cuda"}
     assert chosen(CHAIN, target="MiMoForCausalLM", **own) == GPU_SHAPE
     assert chosen(CHAIN, target="Step3p5ForCausalLM", **own) == CHAIN

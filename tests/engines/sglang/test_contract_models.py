@@ -158,8 +158,8 @@ def test_targets_that_bring_their_draft_layers_along():
         assert draft_classes.has_own_draft_class(name)
 
 
-@pytest.mark.parametrize("target", draft_classes.PREDICTION_LAYERS)
-def test_prediction_layers_of_targets(target: str):
+@pytest.mark.parametrize("target", draft_classes.MTP_LAYERS)
+def test_mtp_layers_of_targets(target: str):
     """draft_classes.py: the class that the engine loads for them, and which state it reads and hands on.
 
     A class that gave the logits processor the state before the last norm would hand that on.
@@ -177,7 +177,7 @@ def test_prediction_layers_of_targets(target: str):
     )
     ModelConfig._config_draft_model(config)
     (name,) = config.hf_config.architectures
-    assert name == draft_classes.PREDICTION_LAYERS[target] and draft_classes.is_prediction_layer(name)
+    assert name == draft_classes.MTP_LAYERS[target] and draft_classes.is_mtp_layer(name)
     assert not draft_classes.unsupported_draft_class(name)
     for one in (name, target):
         source = inspect.getsource(sys.modules[ModelRegistry.models[one].__module__])
@@ -186,7 +186,7 @@ def test_prediction_layers_of_targets(target: str):
     assert hasattr(ModelRegistry.models[name], "set_embed_and_head")
 
 
-def test_other_prediction_layers_are_left_to_the_engine():
+def test_other_mtp_layers_are_left_to_the_engine():
     (reason,) = draft_classes.unsupported_draft_class("DeepseekV3ForCausalLMNextN")
-    assert reason.startswith("prediction layer DeepseekV3ForCausalLMNextN: not one of MiMoMTP, ")
+    assert reason.startswith("MTP layer DeepseekV3ForCausalLMNextN: not one of MiMoMTP, ")
     assert draft_classes.unsupported_draft_class("Other")[0].startswith("draft head Other: not one of Llama")

@@ -36,8 +36,8 @@ def commands(tiny_target: Path, tiny_eagle3: Path, tiny_eagle2: Path, tmp_path_f
     return {
         "served": sglang_flags(tiny_target, tiny_eagle3, "EAGLE3", *shape),
         "eagle2": sglang_flags(tiny_target, tiny_eagle2, "EAGLE"),
-        "prediction layer": sglang_flags(predicting, None, "NEXTN"),
-        "prediction layer by its path": sglang_flags(predicting, predicting, "EAGLE"),
+        "MTP layer": sglang_flags(predicting, None, "NEXTN"),
+        "MTP layer by its path": sglang_flags(predicting, predicting, "EAGLE"),
         "several layers": sglang_flags(several, None, "NEXTN"),
         "no layer": sglang_flags(tiny_target, None, "NEXTN"),
         "block drafter": sglang_flags(tiny_target, drafter, "DFLASH"),
@@ -61,7 +61,7 @@ def test_verdicts(commands: dict[str, list[str]], tiny_eagle3: Path) -> None:
     assert [serves.pop(name) for name in ("served", "eagle2", "block drafter", "Markov head")] == ["plugin"] * 4
     assert found["Markov head"].sentence == plugin_serves("DSPARK", Shape(8, 4, 9), "native")
     assert [serves.pop(name) for name in ("flag", "draft model", "plain")] == ["engine", "engine", "plain"]
-    check_prediction_layers(found, serves)
+    check_mtp_layers(found, serves)
     assert set(serves.values()) == {"nobody"}
 
     served = found["served"]
@@ -94,15 +94,15 @@ def test_verdicts(commands: dict[str, list[str]], tiny_eagle3: Path) -> None:
     assert why.startswith("DFLASH is not served on a CPU: --speculative-accept-threshold-acc 0.9: it changes")
 
 
-def check_prediction_layers(found: dict[str, Verdict], serves: dict[str, str]) -> None:
+def check_mtp_layers(found: dict[str, Verdict], serves: dict[str, str]) -> None:
     """Of targets that draft by a layer of their own; takes them out of `serves`."""
-    for name in ("prediction layer", "prediction layer by its path"):
+    for name in ("MTP layer", "MTP layer by its path"):
         assert serves.pop(name) == "plugin" and found[name].sentence == plugin_serves("EAGLE", CPU_SHAPE, "native")
         memory = {cost.what: cost for cost in found[name].memory}
-        assert "among those of the target" in memory["the prediction layer's weights"].note
-        assert memory["the prediction layer's keys and values"].bytes == 4096 * 2 * 5 * 64 * 4
+        assert "among those of the target" in memory["the MTP layer's weights"].note
+        assert memory["the MTP layer's keys and values"].bytes == 4096 * 2 * 5 * 64 * 4
     assert serves.pop("several layers") == serves.pop("no layer") == "engine"
-    assert found["several layers"].reasons[0].startswith("prediction layer MiMoMTP: 2 layers, of which each drafts one")
+    assert found["several layers"].reasons[0].startswith("MTP layer MiMoMTP: 2 layers, of which each drafts one")
     (missing,) = found["no layer"].reasons
     assert missing.startswith("--speculative-draft-model-path is not given, and SGLang finds no draft layers")
 

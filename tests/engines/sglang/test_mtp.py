@@ -1,4 +1,4 @@
-"""Targets that draft by a prediction layer of their own (MTP, NextN): text and distribution of plain decoding."""
+"""Targets that draft by an MTP (NextN) layer of their own: text and distribution of plain decoding."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from family_draws import check_distribution, check_draws
 from family_models import sampling_settings
 from real_torchvision import link_torchvision
 from serving import GRAPHS, OVERLAP, SYNCHRONOUS, accept_length, generate_all, responses, serving, tiny_spec
-from sglang_mtp_models import mimo_target, predicting_target
+from sglang_mtp_models import mimo_target, mtp_target
 from word_prompts import make_prompts
 
 from eagle_plugin.bench.servers import Server
@@ -55,7 +55,7 @@ class Servers(NamedTuple):
 
 
 def make_target(folder: Path, family: str) -> Path:
-    return mimo_target(folder) if family.startswith("mimo") else predicting_target(folder, family)
+    return mimo_target(folder) if family.startswith("mimo") else mtp_target(folder, family)
 
 
 def drafting(target: Path, shape: tuple[int, int, int] = SHAPE, **settings: Any) -> ServerSpec:
@@ -139,7 +139,7 @@ def test_no_round_waits_for_the_device(tmp_path: Path) -> None:
 
 @pytest.mark.matrix
 def test_two_ranks_say_what_one_says(tmp_path: Path) -> None:
-    target = predicting_target(tmp_path / "target", "glm4_moe")
+    target = mtp_target(tmp_path / "target", "glm4_moe")
     two = drafting(target, environment=OVERLAP | TWO_RANKS, extra_flags=(*WARM, "--tp-size", "2"))
     with serving([tiny_spec(target), two], tmp_path / "logs") as (plain, plugin):
         prompts = make_prompts(8)

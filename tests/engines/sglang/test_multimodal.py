@@ -19,7 +19,7 @@ from multimodal_models import KINDS, PLACES, multimodal_target, picture
 from PIL.Image import Image
 from real_torchvision import link_torchvision
 from serving import OVERLAP, accept_length, generate_all, responses, serving, tiny_spec
-from sglang_mtp_models import predicting_target
+from sglang_mtp_models import mtp_target
 from word_prompts import make_prompts
 
 from eagle_plugin.bench.servers import Server
@@ -35,12 +35,12 @@ HYBRID = ("qwen3_5", "qwen3_5_moe")
 OF_HYBRID = {"EAGLE_POLICY": "random", "SGLANG_MAMBA_CONV_DTYPE": "float32"}
 STATES = ("--max-mamba-cache-size", "64")
 ALWAYS = [("qwen3_5", "eagle3")]
-PREDICTION = "prediction layer"  # of the target's own, in place of a head
+OWN_LAYER = "MTP layer"  # of the target's own, in place of a head
 # Not Mistral 3: of the tiny target's tokens SGLang makes empty text, and its class captures no layers for EAGLE-3.
 PAIRS = [
     *((kind, head) for kind in ("qwen3_5", "qwen3_vl") for head in ("eagle3", "peagle", "eagle2")),
     ("qwen3_5_moe", "eagle3"),
-    ("qwen3_5", PREDICTION),
+    ("qwen3_5", OWN_LAYER),
 ]
 
 
@@ -60,7 +60,7 @@ class Servers(NamedTuple):
 def servers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
     kind, head = request.param
     folder = tmp_path_factory.mktemp("pictures")
-    make_target = predicting_target if head == PREDICTION else multimodal_target
+    make_target = mtp_target if head == OWN_LAYER else multimodal_target
     target = make_target(folder / "target", kind)
     shared, flags = (OF_HYBRID, (*FLAGS, *STATES)) if kind in HYBRID else (OVERLAP, FLAGS)
     broken = broken_verifier.install(folder / "plugins")
@@ -69,11 +69,11 @@ def servers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         tiny_spec(target, extra_flags=flags, environment=shared),
         tiny_spec(
             target,
-            target if head == PREDICTION else family_head(folder / "head", target, head),
+            target if head == OWN_LAYER else family_head(folder / "head", target, head),
             SHAPE,
             extra_flags=(*flags, *chunks),
             environment=shared | broken,
-            algorithm="EAGLE" if head in ("eagle2", PREDICTION) else "EAGLE3",
+            algorithm="EAGLE" if head in ("eagle2", OWN_LAYER) else "EAGLE3",
         ),
     ]
     with serving(specs, folder / "logs", first_path=link_torchvision(folder / "torchvision")) as (plain, plugin):

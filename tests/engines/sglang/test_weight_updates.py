@@ -100,7 +100,7 @@ def test_the_target_is_updated_and_the_head_drafts_on(
 
 @pytest.mark.parametrize("is_own_layer", [False, True])
 def test_an_update_of_the_draft_model_goes_to_the_head(is_own_layer: bool) -> None:
-    """What the engine's manager would select, by what a request or its session names; a prediction layer of the target
+    """What the engine's manager would select, by what a request or its session names; an MTP layer of the target
     gets what the target gets."""
 
     class Worker:
