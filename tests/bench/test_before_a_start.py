@@ -157,6 +157,7 @@ def test_a_second_ctrl_c_does_not_say_that_all_is_down(monkeypatch: pytest.Monke
     def command() -> int:
         raise KeyboardInterrupt
 
+    monkeypatch.setattr(Server, "running", set())  # not those of other tests
     assert exit_status("bench", Console(), command) == 130
     assert "all servers are down" in capsys.readouterr().out
     left = Server([], 1, "sglang-plain-bf16", Path("none.log"), {})

@@ -142,7 +142,7 @@ def test_an_environment_without_ray(
     """Also where a cluster was given the job before: all else of it is told."""
     monkeypatch.setitem(sys.modules, "ray.job_submission", None)
     job = Job.create("one", jobs=str(tmp_path), workflow="scratch-builtin", target=str(tiny_target))
-    with pytest.raises(UserError, match=r"--ray needs the Python package ray: pip install 'eagle-plugin\[ray\]'"):
+    with pytest.raises(UserError, match=r"--ray needs the Python package ray: pip install '\.\[ray\]' in the"):
         job.submit("http://127.0.0.1:9")
     assert job.on_cluster() is None
     (tmp_path / "one.ray.json").write_text('{"address": "http://127.0.0.1:9", "id": "gone"}')

@@ -127,6 +127,7 @@ def test_the_log_of_the_start_names_the_change(
 
     class Worker:
         shape, device, synthetic = CHAIN, "cpu", None
+        draft_worker = SimpleNamespace(is_own_layer=False)
 
         def __init__(self, **_: Any) -> None: ...
 

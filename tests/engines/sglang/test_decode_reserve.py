@@ -89,5 +89,5 @@ def test_the_scheduler_reserves_and_retracts_by_the_same_number() -> None:
 
 
 def test_only_a_worker_that_has_passed_its_test_changes_it() -> None:
-    test = "check_rounds(self, prepared(partial(prepare_rounds, self, mode)))"
+    test = "check_rounds(self, repeated or prepared(partial(prepare_rounds, self, mode)))"
     assert in_order(TreeWorker.init_cuda_graphs, [test, "reserve_for(self)"])

@@ -59,8 +59,9 @@ def test_the_engines_worker_has_nothing_that_ours_has_not():
 def test_the_fallback_runs_the_steps_that_ours_replace():
     ours, engines = vars(TreeDrafter), vars(EagleDraftWorker)
     replaced = {name for name in ours if name in engines and callable(ours[name])}
-    # `draft` is not a step of the start: the engine's worker calls it in every round.
-    assert replaced == {"init_attention_backend", "_capture_cuda_graphs", "draft"}
+    # `draft` is no step of the start, but of every round; `init_lm_head` is the engine's own.
+    assert replaced == {"init_attention_backend", "_capture_cuda_graphs", "draft", "init_lm_head"}
+    assert calls(TreeDrafter.init_lm_head, "super().init_lm_head")
     assert calls(_restore, "drafter.init_attention_backend") and calls(_restore, "drafter._capture_cuda_graphs")
     assert calls(_restore, "runner.init_decode_cuda_graph") and callable(ModelRunner.init_decode_cuda_graph)
     sharding = "parallel_layout" if "parallel_layout" in assigned(EagleDraftWorker) else "draft_owns_attention"

@@ -144,6 +144,7 @@ def created(monkeypatch: pytest.MonkeyPatch, reasons: list[str], failed: list[st
 
     class Ours:
         shape, device, synthetic = Shape(3, 4, 16), "cpu", None
+        draft_worker = SimpleNamespace(is_own_layer=False)
 
         def __init__(self, **arguments: Any) -> None:
             pass
