@@ -13,10 +13,8 @@ from eagle_plugin.heads.block_config import is_block_drafter
 from eagle_plugin.heads.block_drafter import SGLANG, VLLM, describe_block
 from eagle_plugin.heads.checkpoint import check_head
 from eagle_plugin.heads.files import HeadError, LeftToEngine, read_config
-from eagle_plugin.heads.kinds import served_algorithm
+from eagle_plugin.heads.kinds import HEAD_ARCHITECTURES, served_algorithm
 from eagle_plugin.heads.vllm_rules import describe_head
-
-OURS = ("LlamaForCausalLMEagle", "LlamaForCausalLMEagle3")  # SGLang loads other classes of heads without us
 
 
 def check_fits(target: Path, head: Path, engine: EngineName | None = None) -> None:
@@ -51,5 +49,6 @@ def _fault(target: Path, head: Path, engine: EngineName) -> HeadError | None:
 
 
 def _is_ours(classes: object, of_target: object) -> bool:
-    """Whether the classes in a head's config.json are those of our worker; the target's own are a mistake."""
-    return not classes or classes == of_target or (isinstance(classes, list) and classes[0] in OURS)
+    """Whether the classes in a head's config.json are those of our worker, without which SGLang loads the others; the
+    target's own are a mistake."""
+    return not classes or classes == of_target or (isinstance(classes, list) and classes[0] in HEAD_ARCHITECTURES)

@@ -26,9 +26,14 @@ def exit_status(name: str, console: Console, command: Callable[[], int]) -> int:
             return command()
         except (ServerError, LoadError, UserError, ValueError) as error:
             console.print(f"[bold red]{name} failed:[/] {escape(str(error))}", soft_wrap=True)
-            return 1 if Server.started > before else REFUSED
+            return failure_since(before)
         except KeyboardInterrupt:
             # A second Ctrl-C interrupts what stops them; then they are stopped as the process ends.
             left = ", ".join(sorted(server.label for server in Server.running))
             console.print(f"\nstopped; {f'ending {left}' if left else 'all servers are down'}")
             return INTERRUPTED
+
+
+def failure_since(before: int) -> int:
+    """The exit status of a failure: 2 where no server was started since `Server.started` was `before`, else 1."""
+    return 1 if Server.started > before else REFUSED

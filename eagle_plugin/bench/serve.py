@@ -24,11 +24,12 @@ from eagle_plugin.bench.choices import (
     resolve_target,
 )
 from eagle_plugin.bench.engines import ENGINES
+from eagle_plugin.bench.outcome import failure_since
 from eagle_plugin.bench.progress import Steps
 from eagle_plugin.bench.public_heads import check_public_head, public_head
 from eagle_plugin.bench.servers import Server, ServerError, check_worker
 from eagle_plugin.bench.spec import CACHE_TOKENS, CONTEXT, SPARE_TOKENS, ServerSpec
-from eagle_plugin.common.command_end import INTERRUPTED, REFUSED, sigterm_as_exit
+from eagle_plugin.common.command_end import INTERRUPTED, sigterm_as_exit
 from eagle_plugin.common.command_line import Parser, port_number, positive_number
 from eagle_plugin.common.errors import UserError
 from eagle_plugin.models import PUBLIC
@@ -156,7 +157,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                     server.check_alive("while it was serving")
         except (ServerError, UserError, ValueError) as error:
             console.print(f"[bold red]serve failed:[/] {escape(str(error))}", soft_wrap=True)
-            return 1 if Server.started > before else REFUSED
+            return failure_since(before)
         except KeyboardInterrupt:
             console.print("\nstopped")
             return stopped

@@ -12,9 +12,8 @@ from eagle_plugin.bench.cache_groups import cache_groups
 from eagle_plugin.bench.engine import Engine
 from eagle_plugin.bench.spec import ServerSpec
 from eagle_plugin.core.shape import Shape
-from eagle_plugin.policy.shapes import shape_for
+from eagle_plugin.policy.shapes import CPU_DRAFTS, shape_for
 
-DRAFTS = 5  # vLLM has no default number of drafted tokens; 5 were the fastest (docs/vllm.md)
 SHARED_GPU_THOUSANDTHS = 900  # of a GPU's whole memory, for the weights and caches of all servers that share it
 
 
@@ -123,11 +122,11 @@ ENGINE = Engine(
     plugin_list="VLLM_PLUGINS",
     cpu_modules={},
     reserved_cores=1,  # as many as vLLM's own thread binding reserves on one socket
-    drafts=DRAFTS,
+    drafts=CPU_DRAFTS,
     builtin_shape=Shape.chain(2),
     sweep_shapes={
         "builtin": tuple(map(Shape.chain, (1, 2, 3, 4))),
-        "plugin": (Shape.chain(2), shape_for(DRAFTS), Shape(3, 3, 8), Shape(3, 4, 16)),
+        "plugin": (Shape.chain(2), shape_for(CPU_DRAFTS), Shape(3, 3, 8), Shape(3, 4, 16)),
     },
     command=command,
     environment=environment,

@@ -27,9 +27,8 @@ from eagle_plugin.heads.manifest import compare_target, read_manifest
 from eagle_plugin.heads.target_config import read_target_config
 from eagle_plugin.heads.target_table import are_layers
 from eagle_plugin.models import head_folder, target_folder
-from eagle_plugin.policy.shapes import GPU_SHAPE
+from eagle_plugin.policy.shapes import CPU_DRAFTS, GPU_SHAPE
 
-CPU_DRAFTS = 5  # of vLLM, in all documents
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 DESCRIPTION = """\
 Rewrite a draft head (ours, official EAGLE, SpecForge's or speculators', DFlash, DSpark) as a folder that stock SGLang

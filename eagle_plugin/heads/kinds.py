@@ -82,6 +82,8 @@ HEADS: dict[str, HeadSpec] = {
         ),
     )
 }
+# SGLang's classes of heads that our worker serves there.
+HEAD_ARCHITECTURES = (EagleFormat.loader, Eagle3Format.loader)
 # Told by config.json (`block_config.is_block_drafter`), because tensors with these names mean something else elsewhere.
 BLOCK_DRAFTERS: dict[str, HeadSpec] = {
     METHOD: HeadSpec(

@@ -13,6 +13,7 @@ from eagle_plugin.core.shape import MAX_WIDTH, PLAIN, Levels, Shape
 
 CPU_SHAPE = Shape(steps=2, topk=4, width=8)  # a deeper tree costs more draft steps than it gains
 GPU_SHAPE = Shape(steps=7, topk=2, width=8)  # what `shape_for` gives for 7 drafted tokens on a GPU
+CPU_DRAFTS = 5  # tokens per round in vLLM, which has no default number: 5 were the fastest (docs/vllm.md)
 GPU_DEPTH = 7  # levels: with fewer, a chain of as many drafted tokens is faster where nearly all are accepted
 MAX_DEFAULT_TOPK = 4
 PARALLEL_LEVELS = 7  # of a head that drafts all levels in one forward, where nothing says how many it was trained for

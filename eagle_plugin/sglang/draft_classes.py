@@ -10,7 +10,8 @@ import textwrap
 from functools import cache
 from typing import Any
 
-HEAD_ARCHITECTURES = ("LlamaForCausalLMEagle", "LlamaForCausalLMEagle3")  # that our worker serves
+from eagle_plugin.heads.kinds import HEAD_ARCHITECTURES
+
 # MTP (NextN) layers that targets bring along and our worker serves: SGLang's class for them, by that of the
 # target. One layer with ordinary attention, which SGLang's class computes on the last state of the target, drafts all
 # levels, as an EAGLE-2 head does.

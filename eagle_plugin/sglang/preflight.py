@@ -14,6 +14,7 @@ from eagle_plugin.heads.block_config import ALGORITHM, METHODS
 from eagle_plugin.heads.block_drafter import SGLANG, block_warnings, describe_block
 from eagle_plugin.heads.description import read_head
 from eagle_plugin.heads.files import HeadError, LeftToEngine
+from eagle_plugin.heads.kinds import HEAD_ARCHITECTURES
 from eagle_plugin.heads.manifest import parallel_levels
 from eagle_plugin.heads.pickles import pickles_of, unchecked
 from eagle_plugin.policy.chooser import policy_mode
@@ -27,12 +28,7 @@ from eagle_plugin.sglang.adapters import CAPTURED
 from eagle_plugin.sglang.block_flags import resolve_on_cpu
 from eagle_plugin.sglang.block_support import GPUS_ONLY, unsupported_block_flags
 from eagle_plugin.sglang.caches import NAMES, unsupported_cache_variables
-from eagle_plugin.sglang.draft_classes import (
-    HEAD_ARCHITECTURES,
-    MTP_LAYERS,
-    drafts_by_own_layer,
-    has_own_draft_class,
-)
+from eagle_plugin.sglang.draft_classes import MTP_LAYERS, drafts_by_own_layer, has_own_draft_class
 from eagle_plugin.sglang.flag_support import unsupported_flags
 from eagle_plugin.sglang.synthetic import synthetic_rates
 from eagle_plugin.sglang.target_configs import unsupported_config

@@ -15,6 +15,7 @@ from sglang.srt.model_executor.forward_context import ForwardContext, forward_co
 from sglang.srt.runtime_context import get_model, get_observability
 from sglang.srt.speculative.spec_utils import draft_tp_context
 
+_COUNTS_REQUESTS = hasattr(SchedulerMetricsReporter, "snapshot_spec_decode_metrics")
 _LOOKS_AT_BATCH = "forward_batch" in inspect.signature(forward_context).parameters
 
 
@@ -38,8 +39,7 @@ def metrics_read_lengths() -> bool:
 
     Newer releases count the tokens of its requests.
     """
-    counts_requests = hasattr(SchedulerMetricsReporter, "snapshot_spec_decode_metrics")
-    return bool(get_observability().enable_forward_pass_metrics) and not counts_requests
+    return not _COUNTS_REQUESTS and bool(get_observability().enable_forward_pass_metrics)
 
 
 @contextmanager

@@ -92,11 +92,12 @@ def family_target(folder: Path, family: str, seed: int = 0, says: int = SPOKEN, 
     """Write a target of a family that says so many tokens, with a tokenizer, in float32; `changes` of its config."""
     printable = write_tokenizer(folder, VOCAB)
     sizes = {"vocab_size": VOCAB, "head_dim": 32, "max_position_embeddings": 1024}
-    model = tiny_target(family, seed=seed, **sizes | CHANGES[family] | changes)
+    own = CHANGES.get(family, {}) | changes
+    model = tiny_target(family, seed=seed, **sizes | own)
     let_speak(model, family, spoken(printable, says))
     model.save_pretrained(folder)
     # transformers drops what it has other words for
-    write_config(folder, **CHANGES[family] | changes | read_config(folder))
+    write_config(folder, **own | read_config(folder))
     return folder
 
 

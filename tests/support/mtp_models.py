@@ -8,12 +8,12 @@ from typing import Any
 
 import bigram_models
 import torch
-from family_models import VOCAB as FAMILY_VOCAB
-from family_models import WINDOW, family_head, let_speak, spoken
+from family_models import WINDOW, family_head, family_target
+from multimodal_models import KINDS as MULTIMODAL
+from multimodal_models import multimodal_target
 from safetensors import safe_open
-from tiny_checkpoints import Random, decoder_layer, read_config, save, write_config, write_tokenizer
+from tiny_checkpoints import Random, decoder_layer, read_config, save, write_config
 from tiny_models import confused
-from tiny_targets import BASE, draw_weights
 from torch import Tensor
 
 Tensors = dict[str, Tensor]
@@ -25,13 +25,13 @@ def read_tensors(folder: Path) -> Tensors:
         return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
 
 
-def mimo_target(folder: Path, *, wrong: float = 0.2, noise: float = 0.004) -> Path:
+def mimo_target(folder: Path, *, wrong: float = 0.2, noise: float = 0.004, seed: int = 11) -> Path:
     """Write a bigram target of MiMo's class, whose MTP layer is right but after a share `wrong` of the tokens.
 
     The layer's state is the unit vector of the newest token, as the target's is, and a little of what it attends to and
     of the state before; the shared output layer knows what follows.
     """
-    target = bigram_models.bigram_target(folder, vocab=VOCAB, noise=noise)
+    target = bigram_models.bigram_target(folder, layers=3, vocab=VOCAB, noise=noise, seed=seed)
     config, tensors = read_config(target), read_tensors(target)
     width, random = config["hidden_size"], Random(5)
     inner = config["num_attention_heads"] * config["head_dim"]
@@ -77,34 +77,25 @@ _OF_QWEN = "fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"
 _NAMES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "glm4_moe": ("model.layers.{n}", "model.layers.{n}", ("eh_proj", "enorm", "hnorm", "shared_head.norm")),
     **dict.fromkeys(
-        ("exaone_moe", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), ("mtp.layers.0", "mtp", _OF_QWEN)
+        ("exaone_moe", "qwen3_moe", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"),
+        ("mtp.layers.0", "mtp", _OF_QWEN),
     ),
 }
 
 
-@torch.no_grad()
 def mtp_target(folder: Path, family: str) -> Path:
-    """Write a target of one of FAMILIES, or of MiMo's, with an MTP layer."""
+    """Write a target of MiMo's class, of one of FAMILIES or of Qwen's, with an MTP layer."""
     if family == "mimo":
         return mimo_target(folder)
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    printable = write_tokenizer(folder, FAMILY_VOCAB)
-    sizes = {"vocab_size": FAMILY_VOCAB, "head_dim": 32, "max_position_embeddings": 1024}
-    config = AutoConfig.for_model(family, **{**BASE, **FAMILIES[family], **sizes})
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(config).float().eval()
-        draw_weights(model)
-    let_speak(model, family, spoken(printable))
-    model.save_pretrained(folder)
-    return add_mtp_layer(folder, **FAMILIES[family])
+    if family in MULTIMODAL:
+        return add_mtp_layer(multimodal_target(folder, family))
+    return add_mtp_layer(family_target(folder, family, **FAMILIES.get(family, {})))
 
 
-def add_mtp_layer(target: Path, **keys: Any) -> Path:
+def add_mtp_layer(target: Path) -> Path:
     """Add an MTP layer to the checkpoint of a target of FAMILIES or of Qwen's: a copy of its last layer, under random
-    norms and a random projection, which is right now and then; keys: of its config.json, which transformers drops."""
-    config, tensors = read_config(target) | keys, read_tensors(target)
+    norms and a random projection, which is right now and then."""
+    config, tensors = read_config(target), read_tensors(target)
     text = config.get("text_config", config)
     kind, count, width, random = text["model_type"], text["num_hidden_layers"], text["hidden_size"], Random(9)
     layer, rest, (projection, *norms) = (_formatted(part, count) for part in _NAMES[kind])

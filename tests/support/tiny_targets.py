@@ -77,7 +77,7 @@ def tiny_target(model_type: str = "llama", *, seed: int = 0, dtype: torch.dtype 
     """A random model of that architecture, in evaluation mode; `changes` replace values of its config."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    config = AutoConfig.for_model(model_type, **{**BASE, **ARCHITECTURES[model_type], **changes})
+    config = AutoConfig.for_model(model_type, **{**BASE, **ARCHITECTURES.get(model_type, {}), **changes})
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config)

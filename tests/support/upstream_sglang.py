@@ -16,7 +16,7 @@ from typing import Any
 
 import bigram_models
 import httpx
-import sglang_mtp_models
+import mtp_models
 import stop_requests
 import tiny_models
 import tiny_targets
@@ -304,7 +304,7 @@ def crashes(folder: Path, target: Path, *flags: str, part: str, **settings: Any)
 
 def mtp_cpu(folder: Path) -> bool:
     """The same small target with and without drafts by its MTP layer."""
-    target = sglang_mtp_models.mtp_target(folder / "target", "qwen3_moe")
+    target = mtp_models.mtp_target(folder / "target", "qwen3_moe")
     with stock(folder, target):
         say("without drafts: the server starts", "yes")
     drafts = ("--speculative-algorithm", "NEXTN")

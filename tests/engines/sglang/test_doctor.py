@@ -11,7 +11,7 @@ pytest.importorskip("sglang")
 import dflash_models
 from doctor_verdicts import sglang_flags, sglang_verdicts
 from dspark_models import tiny_dspark
-from sglang_mtp_models import mimo_target
+from mtp_models import mimo_target
 from tiny_checkpoints import read_config, write_config
 from tiny_models import tiny_llama
 

@@ -15,11 +15,11 @@ import pytest
 from cache_slots import check_aborted_requests
 from family_draws import check_distribution
 from family_models import family_head, sampling_settings
+from mtp_models import mtp_target
 from multimodal_models import KINDS, PLACES, multimodal_target, picture
 from PIL.Image import Image
 from real_torchvision import link_torchvision
 from serving import OVERLAP, accept_length, generate_all, responses, serving, tiny_spec
-from sglang_mtp_models import mtp_target
 from word_prompts import make_prompts
 
 from eagle_plugin.bench.servers import Server

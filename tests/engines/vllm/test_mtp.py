@@ -13,7 +13,6 @@ import mtp_models
 import pytest
 import vllm_greedy
 import vllm_requests
-from multimodal_models import multimodal_target
 from vllm import ModelRegistry
 from vllm.config import ModelConfig
 from vllm.v1.spec_decode.eagle import EagleProposer
@@ -183,7 +182,7 @@ def test_text_of_a_compiled_engine(tmp_path: Path) -> None:
 
     Without drafts vLLM decodes such a target in bfloat16 alone; test_multimodal.py compares its text.
     """
-    target, prompts = mtp_models.add_mtp_layer(multimodal_target(tmp_path, "qwen3_5")), prompts_of("qwen3_5")
+    target, prompts = mtp_models.mtp_target(tmp_path, "qwen3_5"), prompts_of("qwen3_5")
     options = {"depth": 3, "topk": 8, "nodes": 32, "gpu_memory_utilization": 0.3}
     with engine(target, target, **options) as llm:
         expected = generate(llm, prompts)
